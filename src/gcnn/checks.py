@@ -1,0 +1,64 @@
+"""What is asked of arguments, and how errors name shapes. Errors say what was expected, what came and the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gcnn.groups import Group
+
+Size = int | Sequence[int]
+
+
+def check_axes(group: Group, what: str, values: Sequence[int]) -> None:
+    """Raises a ValueError unless `values`, one an axis, agree along the axes that the group mixes."""
+    for axes in group.axis_classes:
+        if len({values[i] for i in axes}) > 1:
+            raise ValueError(
+                f"{what} (={tuple(values)}) must be equal along axes {axes}, which {group.name} mixes; "
+                f"use {tuple(min(values[j] for j in c) for i in range(group.dim) for c in group.axis_classes if i in c)}"
+            )
+
+
+def check_reduce(what: str, reduce: str) -> None:
+    """Raises a ValueError unless `reduce` is a known reduction."""
+    if reduce not in ("max", "mean"):
+        raise ValueError(f'{what}: reduce must be "max" or "mean", got {reduce!r}')
+
+
+def as_tuple(group: Group, value: Size | None, what: str) -> tuple[int, ...]:
+    """One whole number an axis of the group's lattice."""
+    values = (value,) * group.dim if isinstance(value, int) else tuple(value or ())
+    if len(values) != group.dim or not all(isinstance(v, int) for v in values):
+        raise ValueError(f"{what} must be a whole number or {group.dim} of them for {group.name}, got {value!r}")
+    return values
+
+
+def shape_text(group: Group, channels: int | str, cosets: int | None = -1) -> str:
+    """The shape of a map as an error prints it: (N, 16, 8, H, W); `cosets` None for an image."""
+    space = (("X",), ("H", "W"), ("D", "H", "W"))[group.dim - 1]
+    fibre = () if cosets is None else (group.order if cosets == -1 else cosets,)
+    return "(" + ", ".join(str(a) for a in ("N", channels, *fibre, *space)) + ")"
+
+
+def is_map(group: Group, x: Tensor, stabilizer: Iterable[int] | None, who: str) -> bool:
+    """Whether x lives on the group or its cosets, not on the plane; an error if on neither."""
+    if x.ndim == group.dim + 2:
+        return False
+    cosets = group.order // len(group.check_subgroup(stabilizer))
+    if x.ndim != group.dim + 3 or x.shape[2] != cosets:
+        raise ValueError(
+            f"{who}: expected an image {shape_text(group, 'K', None)} or a map {shape_text(group, 'K', cosets)} on "
+            f"{group.name}, got {tuple(x.shape)}; use x.unflatten(1, (-1, {cosets})) for planes, and "
+            "stabilizer= for a map over cosets"
+        )
+    return True
+
+
+def as_tensor(array: Any, like: Tensor) -> Tensor:
+    """An array of indices as a tensor on the device of `like`."""
+    return torch.from_numpy(np.array(array)).to(like.device)  # a copy: cached arrays are read-only

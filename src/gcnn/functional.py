@@ -1,0 +1,261 @@
+"""Functions on groups and the G-correlation as pure functions of tensors (paper, sections 4.4, 5, 6 and 7).
+
+A feature map is a plain tensor: (N, K, S, *X) on the group, (N, K, S/|H|, *X) on the cosets of a subgroup H, (N, K, *X) on
+the plane. Space is centred: a point element turns a map about the middle of its array. The layers of `gcnn.nn` only call
+what is here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gcnn.checks import Size, as_tensor, check_axes, is_map
+from gcnn.groups import Group
+from gcnn.indices import doubled_coordinates, index_table, places, support
+from gcnn.lattice import domain_mask, mask_outside
+from gcnn.pooling import adaptive_avg_pool, avg_pool, coset_pool, max_pool, pool, restrict, subsample, upsample
+
+__all__ = [
+    "act",
+    "adaptive_avg_pool",
+    "avg_pool",
+    "coset_pool",
+    "gconv",
+    "gcorr",
+    "involution",
+    "max_pool",
+    "planar_gcorr",
+    "planar_gcorr_transpose",
+    "pool",
+    "restrict",
+    "subsample",
+    "transform_filter",
+    "upsample",
+]
+
+
+def act(group: Group, h: int, x: Tensor, t: Sequence[int] | None = None, stabilizer: Iterable[int] | None = None) -> Tensor:
+    """L_g x for g = t h: the map turned by the point element `h` about its centre, then shifted by `t` (section 4.4).
+
+    Works on planes (N, K, *X), on G-maps (N, K, S, *X), and on maps over the cosets of `stabilizer`. Cells that come from
+    outside the array are zero. Where `h` exchanges axes of different length, the result has them exchanged, like torch.rot90.
+
+    >>> from gcnn import p4
+    >>> image = torch.arange(6.).reshape(1, 1, 2, 3)
+    >>> act(p4, 1, image)[0, 0]
+    tensor([[2., 5.],
+            [1., 4.],
+            [0., 3.]])
+    """
+    group.check_element(h)
+    t = (0,) * group.dim if t is None else tuple(t)
+    if len(t) != group.dim:
+        raise ValueError(f"act: {group.name} translates by {group.dim} integers, got t = {t}")
+    if is_map(group, x, stabilizer, "act"):
+        sources = group.coset_action(stabilizer)[group.inverse[h]]  # (S_in,): label of h^-1 c
+        x = x.index_select(2, as_tensor(sources, x))
+    size = tuple(int(n) for n in x.shape[-group.dim :])
+    matrix = group.arrays[h]
+    exchanges = bool((np.abs(matrix).sum(1) == 1).all())
+    out = tuple(int(n) for n in np.abs(matrix) @ size) if exchanges else size
+    points = (doubled_coordinates(out) - 2 * np.array(t)) @ group.arrays[group.inverse[h]].T  # h^-1 (u - t)
+    if not exchanges:
+        domain_mask(group, size)  # raises where the centre of the array is no centre of symmetry
+    return _take(x, places(points, size), group.dim)
+
+
+def involution(group: Group, x: Tensor) -> Tensor:
+    """f*(g) = f(g^-1) for a map on the group (N, K, S, *X); on a plane (N, K, *X) the point reflection f(-u) (eq. 6).
+
+    >>> from gcnn import p4
+    >>> f = torch.rand(1, 1, 4, 5, 5)
+    >>> bool((involution(p4, involution(p4, f)) == f).all())
+    True
+    """
+    size = tuple(int(n) for n in x.shape[-group.dim :])
+    points = doubled_coordinates(size)
+    if not is_map(group, x, None, "involution"):
+        return _take(x, places(-points, size), group.dim)
+    check_axes(group, "involution: the size of the map", size)
+    planes = [  # (t s)^-1 = (-s^-1 t) s^-1
+        _take(x[:, :, group.inverse[s]], places(-points @ group.arrays[group.inverse[s]].T, size), group.dim)
+        for s in range(group.order)
+    ]
+    return torch.stack(planes, 2)
+
+
+def gcorr(
+    group: Group,
+    x: Tensor,
+    psi: Tensor,
+    bias: Tensor | None = None,
+    stride: Size = 1,
+    padding: Size | str = 0,
+    dilation: Size = 1,
+    groups: int = 1,
+    stabilizer: Iterable[int] | None = None,
+) -> Tensor:
+    """The G-correlation [f * psi](g) = sum_h sum_k f_k(h) psi_k(g^-1 h), h over the domain of f (eq. 10 and 11).
+
+    `x` is an image (N, K_in, *X), a G-map (N, K_in, S, *X) or a map over the cosets of `stabilizer`; `psi` is a stack of
+    filters on the same domain, (K_out, K_in / groups, *n) or (K_out, K_in / groups, S_in, *n). The result is a G-map
+    (N, K_out, S, *Y), whose size follows the rules of torch's convolutions. On a hexagonal lattice the taps of `psi`
+    outside the hexagon do not count.
+
+    >>> from gcnn import p4m
+    >>> gcorr(p4m, torch.rand(2, 3, 9, 9), torch.rand(5, 3, 3, 3)).shape
+    torch.Size([2, 5, 8, 7, 7])
+    """
+    on_group = is_map(group, x, stabilizer, "gcorr")
+    if psi.ndim != x.ndim:
+        raise ValueError(f"gcorr: expected filters on the domain of x, {x.ndim} axes like x, got psi {tuple(psi.shape)}")
+    whole = tuple(range(group.order))
+    cosets = group.check_subgroup(stabilizer if on_group else whole)
+    kernel_size = tuple(int(n) for n in psi.shape[-group.dim :])
+    mask = support(group, kernel_size).ravel()
+    weight = psi.flatten(-group.dim)  # (K_out, K_in / groups, [S_in,] n^d)
+    if not mask.all():
+        weight = weight[..., as_tensor(np.flatnonzero(mask), psi)]
+    weight = weight.flatten(2)  # (K_out, K_in / groups, S_in P)
+    bank = transform_filter(group, weight, kernel_size, cosets)
+    return planar_gcorr(group, x, bank, bias, stride, padding, dilation, groups)
+
+
+def gconv(group: Group, x: Tensor, psi: Tensor, bias: Tensor | None = None, **options: Any) -> Tensor:
+    """The G-convolution sum_h sum_k f_k(h) psi_k(h^-1 g) of G-maps: the G-correlation with the involution of psi.
+
+    `options` are those of `gcorr`. Both maps live on the group itself; on other domains h^-1 g has no meaning.
+    """
+    if x.ndim != group.dim + 3 or psi.ndim != group.dim + 3:
+        raise ValueError(
+            f"gconv: expected maps on the group, (N, K, {group.order}, ...), got x {tuple(x.shape)} and psi {tuple(psi.shape)}; "
+            "gcorr also takes images"
+        )
+    return gcorr(group, x, involution(group, psi), bias, **options)
+
+
+def transform_filter(
+    group: Group,
+    weight: Tensor,
+    kernel_size: Sequence[int],
+    stabilizer: Iterable[int] | None = None,
+    tables: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """The filters (K_out, K_in, S_in P) under every element, as a planar bank (K_out S, K_in S_in, *n) (section 7.1).
+
+    P counts the taps of the support of the kernel, S_in the cosets of `stabilizer`. `tables` are those of
+    `gcnn.indices.index_table` as tensors on the weight's device, where the caller keeps them; else they are looked up.
+
+    >>> from gcnn import p4
+    >>> transform_filter(p4, torch.rand(10, 5, 4 * 9), (3, 3)).shape
+    torch.Size([40, 20, 3, 3])
+    """
+    if tables is None:
+        found = index_table(group, tuple(kernel_size), group.check_subgroup(stabilizer))
+        tables = (as_tensor(found[0], weight), as_tensor(found[1], weight))
+    table, inverse = tables  # (S, S_in n^d), (S, S_in P)
+    if weight.ndim != 3 or weight.shape[2] != inverse.shape[1]:
+        raise ValueError(
+            f"transform_filter: {group.name} with kernel_size {tuple(kernel_size)} expects a weight "
+            f"(K_out, K_in, {inverse.shape[1]}), got {tuple(weight.shape)}"
+        )
+    bank = _Expand.apply(weight, table, inverse)  # (K_out, S, K_in, S_in n^d)
+    return bank.reshape(weight.shape[0] * group.order, -1, *kernel_size)  # (K_out S, K_in S_in, *n)
+
+
+class _Expand(torch.autograd.Function):
+    """Each filter under every element: a gather, whose gradient is the gather of `_Gather`, never a scatter."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(weight: Tensor, table: Tensor, inverse: Tensor) -> Tensor:
+        if table.shape[1] != inverse.shape[1]:
+            weight = F.pad(weight, (0, 1))  # the last number, 0, fills the cells outside the support
+        k_out, k_in, q = weight.shape
+        index = table[None, :, None].expand(k_out, -1, k_in, -1)
+        return weight[:, None].expand(k_out, table.shape[0], k_in, q).gather(3, index)  # (K_out, S, K_in, D)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[1:])
+        ctx.save_for_forward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return _Gather.apply(grads[0], *ctx.saved_tensors), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
+        return _Expand.apply(tangents[0], *ctx.saved_tensors)
+
+
+class _Gather(torch.autograd.Function):
+    """The adjoint of `_Expand`: every cell back at its number, summed over the elements in a fixed order."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(bank: Tensor, table: Tensor, inverse: Tensor) -> Tensor:
+        index = inverse[None, :, None].expand(bank.shape[0], -1, bank.shape[2], -1)
+        return bank.gather(3, index).sum(1)  # (K_out, K_in, Q)
+
+    setup_context = _Expand.setup_context
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return _Expand.apply(grads[0], *ctx.saved_tensors), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
+        return _Gather.apply(tangents[0], *ctx.saved_tensors)
+
+
+def planar_gcorr(
+    group: Group,
+    x: Tensor,
+    bank: Tensor,
+    bias: Tensor | None = None,
+    stride: Size = 1,
+    padding: Size | str = 0,
+    dilation: Size = 1,
+    groups: int = 1,
+) -> Tensor:
+    """The second half of the algorithm: one planar correlation of `x` with an expanded bank (section 7.2)."""
+    planes = mask_outside(group, x).flatten(1, -group.dim - 1)  # (N, K_in S_in, *X)
+    convolve: Any = (F.conv1d, F.conv2d, F.conv3d)[group.dim - 1]
+    y = convolve(planes, bank, _planar_bias(group, bias), stride, padding, dilation, groups)
+    return mask_outside(group, y.unflatten(1, (-1, group.order)))  # (N, K_out, S, *Y)
+
+
+def planar_gcorr_transpose(
+    group: Group,
+    x: Tensor,
+    bank: Tensor,
+    bias: Tensor | None = None,
+    stride: Size = 1,
+    padding: Size = 0,
+    dilation: Size = 1,
+    groups: int = 1,
+) -> Tensor:
+    """The adjoint of `planar_gcorr` in `x`, from G-map to G-map, plus a bias: a transposed planar convolution."""
+    planes = mask_outside(group, x).flatten(1, 2)  # (N, K_in S, *X)
+    convolve: Any = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[group.dim - 1]
+    y = convolve(planes, bank, _planar_bias(group, bias), stride, padding, 0, groups, dilation)
+    return mask_outside(group, y.unflatten(1, (-1, group.order)))  # (N, K_out, S, *Y)
+
+
+def _planar_bias(group: Group, bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else bias[:, None].expand(-1, group.order).flatten()  # one bias a G-feature map
+
+
+def _take(x: Tensor, source: Any, dim: int) -> Tensor:
+    """`x` with its last `dim` axes read at the flat positions `source`; 0 where those are -1."""
+    y = x.flatten(-dim).index_select(-1, as_tensor(source.clip(0).ravel(), x)).unflatten(-1, source.shape)
+    return y.masked_fill(as_tensor(source < 0, x), 0) if (source < 0).any() else y

@@ -1,0 +1,408 @@
+"""Symmetry groups of a lattice, each given by one map from indices to matrices (paper, sections 4.1-4.3 and 7.1).
+
+In lattice coordinates every element of a point group is an exact integer matrix, so products, inverses, subgroups and
+cosets are dictionary look-ups. A group here is the point group; the translations of the lattice come with it, since
+every group is split: g = t s. This file knows neither torch nor kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int64]
+Matrix = tuple[tuple[int, ...], ...]
+
+# Gram matrices: u^T metric u is the squared length of the lattice vector u, up to one factor for the whole lattice.
+HEXAGONAL: Matrix = ((2, 1), (1, 2))  # axial coordinates: two axes at 60 degrees
+PRISM: Matrix = ((2, 0, 0), (0, 2, 1), (0, 1, 2))  # hexagonal layers stacked along the first axis
+
+
+@dataclass(frozen=True, repr=False)
+class Group:
+    """A finite group of isometries of a lattice, from `name`, its integer `matrices` and the lattice's `metric`.
+
+    The position of a matrix is the index of that element: in feature maps, in tables and in checkpoints. The identity
+    is first. `metric` is the Gram matrix of the lattice, the unit matrix (line, square, cubic lattice) if not given.
+
+    >>> half_turns = Group("half turns", (((1, 0), (0, 1)), ((-1, 0), (0, -1))))
+    >>> half_turns.order, half_turns.dim, half_turns.product.tolist()
+    (2, 2, [[0, 1], [1, 0]])
+    """
+
+    name: str
+    matrices: tuple[Matrix, ...]
+    metric: Matrix = ()
+
+    def __post_init__(self) -> None:
+        who = f"Group {self.name!r}"
+        arrays = _as_matrices(who, self.matrices)
+        gram = _as_gram(who, self.metric, arrays.shape[1])
+        object.__setattr__(self, "matrices", _tuples(arrays))
+        object.__setattr__(self, "metric", _tuples(gram[None])[0])
+        if not np.array_equal(arrays[0], np.eye(self.dim)):
+            raise ValueError(f"{who}: element 0 must be the identity, got {arrays[0].tolist()}; put the identity first")
+        for i, m in enumerate(arrays):
+            _check_isometry(f"{who}: element {i}", m, gram)
+            if (first := self.matrices.index(self.matrices[i])) != i:
+                raise ValueError(f"{who}: elements {first} and {i} are the same matrix {m.tolist()}")
+        a, b = np.nonzero(self.product < 0)
+        if len(a):
+            raise ValueError(
+                f"{who}: not closed, element {a[0]} times element {b[0]} = {(arrays[a[0]] @ arrays[b[0]]).tolist()} "
+                "is not in the list; generate() completes a set of generators to a group"
+            )
+
+    def __repr__(self) -> str:
+        return f"<Group {self.name}: order {self.order}, dimension {self.dim}>"
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __reduce__(self) -> tuple[Any, ...]:  # derived tables are rebuilt, not pickled
+        return Group, (self.name, self.matrices, self.metric)
+
+    @property
+    def order(self) -> int:
+        """S, the number of elements of the point group."""
+        return len(self.matrices)
+
+    @property
+    def dim(self) -> int:
+        """The dimension of the lattice: 1, 2 or 3."""
+        return len(self.metric)
+
+    @cached_property
+    def arrays(self) -> IntArray:
+        """The matrices as one (S, d, d) array."""
+        return _frozen(np.array(self.matrices, dtype=np.int64))
+
+    @cached_property
+    def _index(self) -> dict[Matrix, int]:
+        return {m: i for i, m in enumerate(self.matrices)}
+
+    @cached_property
+    def product(self) -> IntArray:
+        """(S, S): product[a, b] is the index of a b."""
+        pairs = np.einsum("aij,bjk->abik", self.arrays, self.arrays)
+        flat = [self._index.get(m, -1) for m in _tuples(pairs.reshape(-1, self.dim, self.dim))]
+        return _frozen(np.array(flat, dtype=np.int64).reshape(self.order, self.order))
+
+    @cached_property
+    def inverse(self) -> IntArray:
+        """(S,): inverse[a] is the index of a^-1."""
+        return _frozen(np.argmax(self.product == 0, axis=1))
+
+    @cached_property
+    def generators(self) -> tuple[int, ...]:
+        """A small set of elements that generates the group.
+
+        >>> p4m.generators
+        (1, 4)
+        """
+        found: tuple[int, ...] = ()
+        for a in range(self.order):
+            if a not in self.subgroup(*found):
+                found += (a,)
+        return found
+
+    @cached_property
+    def axis_classes(self) -> tuple[tuple[int, ...], ...]:
+        """The array axes, gathered by which ones the group mixes: sizes must agree along each class.
+
+        >>> p4.axis_classes, pm.axis_classes
+        (((0, 1),), ((0,), (1,)))
+        """
+        touches = (np.abs(self.arrays).sum(0) > 0).astype(np.int64)
+        mixed = np.linalg.matrix_power(touches + touches.T, self.dim) > 0  # chains of axes
+        return tuple(sorted({tuple(int(j) for j in np.flatnonzero(row)) for row in mixed}))
+
+    @cached_property
+    def oblique(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """The rows (i, m) of the matrices that have several entries, each once up to its sign.
+
+        A cell u of a centred box belongs to the domain of the group if |m . u| stays within half the side i for all.
+
+        >>> p4m.oblique, p6m.oblique
+        ((), ((0, (1, 1)), (1, (1, 1))))
+        """
+        rows = {(i, tuple((row * np.sign(row[row != 0][0])).tolist())) for m in self.arrays for i, row in enumerate(m)}
+        return tuple(sorted((i, row) for i, row in rows if np.count_nonzero(row) > 1))
+
+    @property
+    def fills_box(self) -> bool:
+        """Whether the group maps every box of equal sides to itself: true unless the lattice is hexagonal."""
+        return not self.oblique
+
+    def index(self, matrix: Any) -> int:
+        """The index of the element with this point matrix.
+
+        >>> p4.index([[0, -1], [1, 0]])
+        1
+        """
+        found = self._index.get(_tuples(np.array(matrix)[None])[0])
+        if found is None:
+            raise ValueError(f"{np.array(matrix).tolist()} is not an element of {self.name}")
+        return found
+
+    def matrix(self, s: int, t: Sequence[int] | None = None) -> IntArray:
+        """The homogeneous matrix of g = t s: the translation `t` (0 if None) after the point element `s`.
+
+        >>> p4.matrix(1, (2, -3)).tolist()
+        [[0, -1, 2], [1, 0, -3], [0, 0, 1]]
+        """
+        s = self.check_element(s)
+        t = (0,) * self.dim if t is None else tuple(t)
+        if len(t) != self.dim:
+            raise ValueError(f"{self.name}.matrix: expected a translation of {self.dim} integers, got {t}")
+        out = np.eye(self.dim + 1, dtype=np.int64)
+        out[:-1, :-1] = self.arrays[s]
+        out[:-1, -1] = t
+        return out
+
+    def decode(self, matrix: Any) -> tuple[int, tuple[int, ...]]:
+        """The inverse of `matrix`: the indices (s, t) of a homogeneous matrix.
+
+        >>> p4.decode(p4.matrix(1, (2, -3)) @ p4.matrix(3, (1, 0)))
+        (0, (2, -2))
+        """
+        m = np.asarray(matrix)
+        if m.shape != (self.dim + 1,) * 2 or not np.array_equal(m[-1], np.eye(self.dim + 1)[-1]):
+            raise ValueError(f"{self.name}.decode: expected a homogeneous {self.dim + 1}x{self.dim + 1} matrix, got {m.tolist()}")
+        return self.index(m[:-1, :-1]), tuple(int(u) for u in m[:-1, -1])
+
+    def check_element(self, s: int) -> int:
+        """`s` itself if it is the index of an element, else a ValueError."""
+        if not isinstance(s, int | np.integer) or not 0 <= s < self.order:
+            raise ValueError(f"{self.name} has elements 0 to {self.order - 1}, got {s!r}")
+        return int(s)
+
+    def subgroup(self, *elements: int) -> tuple[int, ...]:
+        """The indices, in ascending order, of the subgroup that `elements` generate.
+
+        >>> p4m.subgroup(1), p4m.subgroup(2, 4), p4m.subgroup()
+        ((0, 1, 2, 3), (0, 2, 4, 6), (0,))
+        """
+        steps = [self.check_element(s) for s in elements]
+        found, new = {0}, [0]
+        while new:
+            new = list({int(self.product[s, a]) for s in steps for a in new} - found)
+            found.update(new)
+        return tuple(sorted(found))
+
+    def subgroups(self) -> tuple[tuple[int, ...], ...]:
+        """All subgroups, the small ones first.
+
+        >>> p4.subgroups()
+        ((0,), (0, 2), (0, 1, 2, 3))
+        """
+        cyclic = {self.subgroup(a): a for a in range(self.order)}
+        found, new = set(cyclic), set(cyclic)
+        while new:  # every subgroup is a join of cyclic ones
+            new = {self.subgroup(*h, a) for h in new for a in cyclic.values() if a not in h} - found
+            found |= new
+        return tuple(sorted(found, key=lambda h: (len(h), h)))
+
+    def check_subgroup(self, elements: Iterable[int] | None) -> tuple[int, ...]:
+        """`elements` in ascending order if they are a subgroup, else a ValueError; None means the trivial subgroup."""
+        if elements is None:
+            return (0,)
+        found = tuple(sorted({self.check_element(s) for s in elements}))
+        if (whole := self.subgroup(*found)) != found:
+            raise ValueError(f"{found} is not a subgroup of {self.name}; the subgroup that these elements generate is {whole}")
+        return found
+
+    def cosets(self, subgroup: Iterable[int]) -> IntArray:
+        """(S,): the label of the left coset s H of each element s; cosets are numbered as they first appear.
+
+        >>> p4m.cosets((0, 1, 2, 3)).tolist()
+        [0, 0, 0, 0, 1, 1, 1, 1]
+        """
+        members = self.product[:, list(self.check_subgroup(subgroup))].min(1)  # the first element names its coset
+        return _frozen(np.unique(members, return_inverse=True)[1].reshape(-1).astype(np.int64))
+
+    def coset_action(self, stabilizer: Iterable[int] | None = None) -> IntArray:
+        """(S, S/|K|): the label of h c for each element h and each left coset c of the subgroup K = `stabilizer`.
+
+        K = {e} (None) gives the product table; K = the whole point group gives one coset that nothing moves.
+        """
+        labels = self.cosets(self.check_subgroup(stabilizer))
+        representatives = np.unique(labels, return_index=True)[1]
+        return _frozen(labels[self.product[:, representatives]])
+
+    def restrict(self, subgroup: Iterable[int]) -> Group:
+        """The subgroup as a `Group` of its own, under its own name if it has one.
+
+        >>> p4m.restrict((0, 1, 2, 3)) is p4
+        True
+        """
+        elements = self.check_subgroup(subgroup)
+        matrices = tuple(self.matrices[s] for s in elements)
+        for known in GROUPS.values():
+            if (known.matrices, known.metric) == (matrices, self.metric):
+                return known
+        return Group(f"{self.name}[{','.join(map(str, elements))}]", matrices, self.metric)
+
+
+def generate(name: str, *generators: Any, metric: Any = ()) -> Group:
+    """The smallest group that holds `generators`, in an order fixed by theirs.
+
+    With H the group of all generators but the last, x, the elements are H, then x H, then further left cosets of H: so
+    the group of the first generators always comes first. Generators (R, M) give M^m R^r the index m * ord(R) + r.
+
+    >>> generate("p4m", ((0, -1), (1, 0)), ((-1, 0), (0, 1))) == p4m
+    True
+    """
+    who = f"generate({name!r})"
+    steps = _as_matrices(who, generators)
+    gram = _as_gram(who, metric, steps.shape[1])
+    for i, x in enumerate(steps):  # isometries of a lattice are finitely many, so the loop below ends
+        _check_isometry(f"{who}: generator {i}", x, gram)
+    elements = [np.eye(len(gram), dtype=np.int64)]
+    for n in range(1, len(steps) + 1):
+        subgroup, known = list(elements), {m.tobytes() for m in elements}
+        representatives = elements[:1]
+        for r in representatives:  # grows while it is walked: each new coset is tried with every generator so far
+            for x in steps[:n]:
+                if (x @ r).tobytes() not in known:
+                    representatives.append(x @ r)
+                    elements += [x @ r @ h for h in subgroup]
+                    known |= {m.tobytes() for m in elements}
+    return Group(name, _tuples(np.array(elements)), _tuples(gram[None])[0])
+
+
+def _as_matrices(who: str, matrices: Any) -> IntArray:
+    try:
+        arrays = np.array(matrices)
+    except ValueError:
+        arrays = np.empty(0)
+    if arrays.ndim != 3 or arrays.shape[1] != arrays.shape[2] or not 1 <= arrays.shape[1] <= 3 or arrays.dtype.kind not in "iuf":
+        raise ValueError(f"{who}: expected square matrices of numbers, all 1x1, 2x2 or 3x3, got {matrices!r}")
+    for i, m in enumerate(arrays):
+        if not np.array_equal(m, np.round(m)):
+            raise ValueError(
+                f"{who}: element {i} = {m.tolist()} is not integer; write it in lattice coordinates, "
+                "where every symmetry of the lattice is an integer matrix"
+            )
+    return arrays.astype(np.int64)
+
+
+def _as_gram(who: str, metric: Any, dim: int) -> IntArray:
+    gram = np.array(metric) if len(metric) else np.eye(dim, dtype=np.int64)
+    if gram.shape != (dim, dim) or not np.array_equal(gram, gram.T) or np.linalg.eigvalsh(gram).min() <= 0:
+        raise ValueError(f"{who}: metric must be a symmetric positive definite {dim}x{dim} matrix, got {gram.tolist()}")
+    return _as_matrices(f"{who}, metric", gram[None])[0]
+
+
+def _check_isometry(what: str, m: IntArray, gram: IntArray) -> None:
+    det = round(float(np.linalg.det(m)))
+    if det not in (1, -1):
+        raise ValueError(f"{what} = {m.tolist()} has determinant {det}; a symmetry of a lattice has determinant 1 or -1")
+    # an integer matrix up to 3x3 has order 1, 2, 3, 4 or 6, if it is of finite order at all
+    if not np.array_equal(np.linalg.matrix_power(m, 12), np.eye(len(m))):
+        raise ValueError(f"{what} = {m.tolist()} is not of finite order, so the group would be infinite")
+    if not np.array_equal(m.T @ gram @ m, gram):
+        raise ValueError(
+            f"{what} = {m.tolist()} is not an isometry of the lattice with metric {gram.tolist()}; "
+            "pass the Gram matrix of your lattice as metric=, for instance gcnn.groups.HEXAGONAL"
+        )
+
+
+def _tuples(arrays: npt.NDArray[Any]) -> tuple[Matrix, ...]:
+    return tuple(tuple(tuple(row) for row in m) for m in arrays.tolist())
+
+
+def _frozen(array: IntArray) -> IntArray:
+    array.setflags(write=False)  # shared by everyone who asks
+    return array
+
+
+def _prism(matrix: Matrix, axis: int = 1) -> Matrix:
+    """The plane symmetry `matrix` on the last two axes of a volume, with `axis` (1 or -1) on the first."""
+    return ((axis, 0, 0), (0, *matrix[0]), (0, *matrix[1]))
+
+
+# Plane: u is the row, v the column. R4 turns an image anticlockwise, as torch.rot90 does; M mirrors it top to bottom.
+E2: Matrix = ((1, 0), (0, 1))
+R4: Matrix = ((0, -1), (1, 0))
+M: Matrix = ((-1, 0), (0, 1))
+M_DIAGONAL: Matrix = ((0, 1), (1, 0))
+R2: Matrix = ((-1, 0), (0, -1))
+R6: Matrix = ((0, -1), (1, 1))
+R3: Matrix = ((-1, -1), (1, 0))
+M_ACROSS: Matrix = ((-1, -1), (0, 1))  # the mirror line is normal to the shortest lattice vector (1, 0)
+M_ALONG: Matrix = ((1, 1), (0, -1))  # the mirror line holds it
+
+line = generate("line", ((1,),))
+linem = generate("linem", ((-1,),))
+
+p1 = generate("p1", E2)
+p2 = generate("p2", R2)
+pm = generate("pm", M)
+cm = generate("cm", M_DIAGONAL)
+pmm = generate("pmm", R2, M)
+cmm = generate("cmm", R2, M_DIAGONAL)
+p4 = generate("p4", R4)
+p4m = generate("p4m", R4, M)
+p3 = generate("p3", R3, metric=HEXAGONAL)
+p3m1 = generate("p3m1", R3, M_ACROSS, metric=HEXAGONAL)
+p31m = generate("p31m", R3, M_ALONG, metric=HEXAGONAL)
+p6 = generate("p6", R6, metric=HEXAGONAL)
+p6m = generate("p6m", R6, M_ACROSS, metric=HEXAGONAL)
+
+# Space: the main axis is the first array axis; lower-case words are the usual names of the operations.
+E3 = _prism(E2)
+INVERSION = _prism(R2, -1)
+HORIZONTAL = _prism(E2, -1)  # the mirror normal to the main axis
+VERTICAL = _prism(M)  # a mirror that holds it
+TURN2, TURN4, TURN3, TURN6 = _prism(R2), _prism(R4), _prism(R3), _prism(R6)
+ACROSS2 = _prism(M, -1)  # half a turn about an axis normal to the main one
+DIAGONAL3: Matrix = ((0, 0, 1), (1, 0, 0), (0, 1, 0))  # a third of a turn about the body diagonal
+SWAP = _prism(M_DIAGONAL)  # a mirror that holds the body diagonal
+SWAP2 = _prism(((0, -1), (-1, 0)), -1)  # half a turn about an axis normal to it
+
+C1 = generate("C1", E3)
+Ci = generate("Ci", INVERSION)
+C2 = generate("C2", TURN2)
+Cs = generate("Cs", HORIZONTAL)
+C2h = generate("C2h", TURN2, INVERSION)
+D2 = generate("D2", TURN2, ACROSS2)
+C2v = generate("C2v", TURN2, VERTICAL)
+D2h = generate("D2h", TURN2, ACROSS2, INVERSION)
+C4 = generate("C4", TURN4)
+S4 = generate("S4", _prism(R4, -1))
+C4h = generate("C4h", TURN4, INVERSION)
+D4 = generate("D4", TURN4, ACROSS2)
+C4v = generate("C4v", TURN4, VERTICAL)
+D2d = generate("D2d", _prism(R4, -1), ACROSS2)
+D4h = generate("D4h", TURN4, ACROSS2, INVERSION)
+C3 = generate("C3", DIAGONAL3)
+S6 = generate("S6", DIAGONAL3, INVERSION)
+D3 = generate("D3", DIAGONAL3, SWAP2)
+C3v = generate("C3v", DIAGONAL3, SWAP)
+D3d = generate("D3d", DIAGONAL3, SWAP2, INVERSION)
+C6 = generate("C6", TURN6, metric=PRISM)
+C3h = generate("C3h", TURN3, HORIZONTAL, metric=PRISM)
+C6h = generate("C6h", TURN6, INVERSION, metric=PRISM)
+D6 = generate("D6", TURN6, _prism(M_ACROSS, -1), metric=PRISM)
+C6v = generate("C6v", TURN6, _prism(M_ACROSS), metric=PRISM)
+D3h = generate("D3h", TURN3, _prism(M_ACROSS, -1), HORIZONTAL, metric=PRISM)
+D6h = generate("D6h", TURN6, _prism(M_ACROSS, -1), INVERSION, metric=PRISM)
+T = generate("T", TURN2, ACROSS2, DIAGONAL3)
+Th = generate("Th", TURN2, ACROSS2, DIAGONAL3, INVERSION)
+Td = generate("Td", TURN2, ACROSS2, DIAGONAL3, SWAP)
+O = generate("O", TURN2, ACROSS2, DIAGONAL3, TURN4)
+Oh = generate("Oh", TURN2, ACROSS2, DIAGONAL3, TURN4, INVERSION)
+
+PLANE_GROUPS = (p1, p2, pm, cm, pmm, cmm, p4, p4m, p3, p3m1, p31m, p6, p6m)
+SPACE_GROUPS = (
+    *(C1, Ci, C2, Cs, C2h, D2, C2v, D2h, C4, S4, C4h, D4, C4v, D2d, D4h, C3, S6, D3, C3v, D3d),
+    *(C6, C3h, C6h, D6, C6v, D3h, D6h, T, Th, Td, O, Oh),
+)
+GROUPS: dict[str, Group] = {g.name: g for g in (line, linem, *PLANE_GROUPS, *SPACE_GROUPS)}
+"""Every named group, by its name."""

@@ -1,0 +1,139 @@
+"""Geometry: the domain of a feature map on its lattice, and images resampled to hexagons and back (paper, section 9).
+
+A map on a hexagonal lattice is an array in axial coordinates: cell (a, b) lies a steps along an axis that points down and
+to the right, at 60 degrees, and b steps to the right. The group maps only the hexagon inside that array to itself, so
+maps are zero outside it. This is the only file that knows angles.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gcnn.groups import Group, p6m
+
+ROW = math.sqrt(3) / 2  # the height of one row of a hexagonal lattice, in steps
+
+
+def domain_mask(group: Group, size: Sequence[int], device: torch.device | str | None = None) -> Tensor:
+    """(*size) bool: the largest part of a box that the group maps to itself, all of it unless the lattice is hexagonal.
+
+    >>> from gcnn import p6m
+    >>> domain_mask(p6m, (5, 5)).int()
+    tensor([[0, 0, 1, 1, 1],
+            [0, 1, 1, 1, 1],
+            [1, 1, 1, 1, 1],
+            [1, 1, 1, 1, 0],
+            [1, 1, 1, 0, 0]], dtype=torch.int32)
+    """
+    mask = torch.ones(tuple(size), dtype=torch.bool, device=device)
+    axes = [  # doubled coordinates, as for kernels, one broadcastable tensor an axis
+        (torch.arange(n, device=device) * 2 - (n - 1)).reshape([-1 if j == i else 1 for j in range(len(size))])
+        for i, n in enumerate(size)
+    ]
+    for i, row in group.oblique:
+        if any(m and (size[j] != size[i] or size[j] % 2 == 0) for j, m in enumerate(row)):
+            raise ValueError(
+                f"a map on the hexagonal lattice of {group.name} has equal, odd sizes along axes {group.axis_classes[-1]}, "
+                f"got {tuple(size)}; choose size, padding and stride so that (size + 2 padding - kernel) / stride is even"
+            )
+        along = sum((m * u for m, u in zip(row, axes, strict=True) if m), torch.zeros_like(axes[0]))
+        mask = mask & (along.abs() <= size[i] - 1)
+    return mask
+
+
+def mask_outside(group: Group, x: Tensor, value: float = 0.0) -> Tensor:
+    """`x` with the cells outside the domain of the group set to `value`; `x` itself where the domain is the whole box."""
+    if group.fills_box:
+        return x
+    return x.masked_fill(~domain_mask(group, x.shape[-group.dim :], x.device), value)
+
+
+def to_hexagonal(image: Tensor, size: int | None = None, spacing: float | None = None) -> Tensor:
+    """Images (N, K, H, W) resampled to a hexagonal lattice: (N, K, size, size) in axial coordinates, by bilinear interpolation.
+
+    `size` is odd; `spacing` is the distance of neighbouring cells in pixels. What is not given follows so that the hexagon
+    covers the image; with neither given, a cell has about the area of a pixel.
+
+    >>> to_hexagonal(torch.rand(2, 3, 32, 32)).shape
+    torch.Size([2, 3, 47, 47])
+    """
+    _check_image("to_hexagonal", image)
+    size, spacing = _fit(image.shape[-2:], size, spacing)
+    rows, columns = _positions(size, spacing, image)
+    height, width = image.shape[-2:]
+    grid = torch.stack([columns / (width / 2), rows / (height / 2)], -1)  # (size, size, 2) in [-1, 1], pixel edges at +-1
+    grid = grid.expand(image.shape[0], *grid.shape)
+    out = F.grid_sample(image, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+    return out * hexagon(size, image.device)
+
+
+def to_square(x: Tensor, size: tuple[int, int], spacing: float | None = None) -> Tensor:
+    """A map (N, K, n, n) on a hexagonal lattice resampled to (N, K, *size) pixels, linear on each triangle of neighbours.
+
+    `spacing` is the one the map was made with; by default the one that `to_hexagonal` takes for such an image and n.
+
+    >>> image = torch.ones(1, 1, 9, 9)
+    >>> to_square(to_hexagonal(image), (9, 9))[0, 0, 4, 1:-1]
+    tensor([1., 1., 1., 1., 1., 1., 1.])
+    """
+    _check_image("to_square", x)
+    n = x.shape[-1]
+    n, spacing = _fit(size, n, spacing)
+    rows = torch.arange(size[0], device=x.device, dtype=x.dtype) - (size[0] - 1) / 2
+    columns = torch.arange(size[1], device=x.device, dtype=x.dtype) - (size[1] - 1) / 2
+    a = (rows / (spacing * ROW))[:, None].expand(size)
+    b = columns[None, :] / spacing - a / 2
+    a0, b0 = a.floor(), b.floor()
+    fa, fb = a - a0, b - b0
+    upper = fa + fb > 1  # which triangle of the rhombus
+    corners = [  # the three corners and the barycentric weights
+        (upper.to(a0), upper.to(a0), (1 - fa - fb).abs()),
+        (torch.ones_like(a0), torch.zeros_like(a0), torch.where(upper, 1 - fb, fa)),
+        (torch.zeros_like(a0), torch.ones_like(a0), torch.where(upper, 1 - fa, fb)),
+    ]
+    out = x.new_zeros(*x.shape[:2], *size)
+    for da, db, weight in corners:
+        i, j = (a0 + da).long() + n // 2, (b0 + db).long() + n // 2
+        inside = (i >= 0) & (i < n) & (j >= 0) & (j < n)
+        out = out + x[..., i.clamp(0, n - 1), j.clamp(0, n - 1)] * (weight * inside)
+    return out
+
+
+def hexagon(size: int, device: torch.device | str | None = None) -> Tensor:
+    """(size, size) bool: the cells of the largest hexagon in an array in axial coordinates; the domain of p6m."""
+    return domain_mask(p6m, (size, size), device)
+
+
+def _positions(size: int, spacing: float, like: Tensor) -> tuple[Tensor, Tensor]:
+    u = torch.arange(size, device=like.device, dtype=like.dtype) - (size - 1) / 2
+    rows = (u * spacing * ROW)[:, None].expand(size, size)
+    columns = (u[None, :] + u[:, None] / 2) * spacing
+    return rows, columns
+
+
+def _fit(image: Sequence[int], size: int | None, spacing: float | None) -> tuple[int, float]:
+    """The size and spacing of the hexagon over an image, whichever of the two is not given."""
+    row, column = (image[0] - 1) / 2 / ROW, (image[1] - 1) / 2  # the corner pixel, rows in steps of the lattice
+    radius = max(row, column + row / 2)  # its distance in steps of one pixel: the largest of |a|, |b|, |a + b|
+    if size is not None and (size < 1 or size % 2 == 0):
+        raise ValueError(f"the size of a hexagonal map must be odd, so that a cell lies at its centre; got {size}")
+    if spacing is not None and spacing <= 0:
+        raise ValueError(f"spacing must be positive, got {spacing}")
+    if size is None:
+        size = 2 * math.ceil(radius / (spacing or math.sqrt(1 / ROW)) - 1e-9) + 1
+    if spacing is None:
+        spacing = max(radius, 0.5) / max((size - 1) / 2, 0.5)
+    return size, spacing
+
+
+def _check_image(what: str, image: Tensor) -> None:
+    if image.ndim != 4 or not image.is_floating_point():
+        raise ValueError(
+            f"{what}: expected floating point images (N, K, H, W), got {image.dtype} {tuple(image.shape)}; "
+            "use x.flatten(0, -4) for further leading axes"
+        )

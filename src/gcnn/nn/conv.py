@@ -1,0 +1,320 @@
+"""Layers with learned filters on the group: lifting, full and transposed G-correlation, and linear maps (paper, 6.1 and 7)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gcnn.checks import Size, shape_text
+from gcnn.functional import planar_gcorr, planar_gcorr_transpose, transform_filter
+from gcnn.groups import Group, IntArray
+from gcnn.indices import index_table
+from gcnn.nn.module import Device, GModule, check_group, checked_axes, naming
+from gcnn.pooling import on_planes
+
+
+class _Filters(GModule):
+    """What the layers with filters share: a weight of rank 3, a bias, index tables, and errors that name the layer.
+
+    The tables are buffers that no checkpoint holds; `reset_parameters` fills them, so that a model made on the meta device
+    comes to life by `to_empty` and `reset_parameters`.
+    """
+
+    table: Tensor
+    inverse: Tensor
+    bias: Tensor | None
+
+    def __init__(
+        self,
+        group: Group,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Size,
+        groups: int,
+        bias: bool,
+        stabilizer: Iterable[int] | None,
+        device: Device,
+        dtype: torch.dtype | None,
+        transposed: bool = False,
+    ) -> None:
+        super().__init__(group)
+        self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
+        with naming(self._label()):
+            for name, value in (("in_channels", in_channels), ("out_channels", out_channels), ("groups", groups)):
+                if not isinstance(value, int) or value < 1:
+                    raise ValueError(f"{name} must be a positive whole number, got {value!r}")
+                if value % groups:
+                    raise ValueError(f"{name} (={value}) must be divisible by groups (={groups})")
+            self.kernel_size = checked_axes(group, "kernel_size", kernel_size, least=1)
+            self.stabilizer = group.check_subgroup(stabilizer)
+            table, inverse = self._index_table()
+        self.cosets = group.order // len(self.stabilizer)
+        channels = (in_channels, out_channels // groups) if transposed else (out_channels, in_channels // groups)
+        self.weight = nn.Parameter(torch.empty(*channels, inverse.shape[1], device=device, dtype=dtype))
+        self.register_parameter("bias", nn.Parameter(torch.empty(out_channels, device=device, dtype=dtype)) if bias else None)
+        for name, array in (("table", table), ("inverse", inverse)):
+            self.register_buffer(name, torch.empty(array.shape, dtype=torch.int64, device=device), persistent=False)
+        self.reset_parameters()
+
+    def _index_table(self) -> tuple[IntArray, IntArray]:
+        return index_table(self.group, self.kernel_size, self.stabilizer)
+
+    def reset_parameters(self) -> None:
+        """Draws weight and bias as torch.nn's convolutions do, and fills the index tables."""
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+        if self.bias is not None:
+            bound = 1 / math.sqrt(self.weight.shape[1] * self.weight.shape[2])
+            nn.init.uniform_(self.bias, -bound, bound)
+        self._fill_tables()
+
+    def _fill_tables(self) -> None:
+        for buffer, array in zip((self.table, self.inverse), self._index_table(), strict=True):
+            buffer.copy_(torch.from_numpy(np.array(array)))
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        if self.table.is_meta and not self.weight.is_meta:  # built on meta, then loaded with assign=True
+            self.table = torch.empty_like(self.table, device=self.weight.device)
+            self.inverse = torch.empty_like(self.inverse, device=self.weight.device)
+            self._fill_tables()
+
+    def _bank(self) -> Tensor:
+        """The planar bank (K_out S, K_in S_in, *n) of the present weight."""
+        return transform_filter(self.group, self.weight, self.kernel_size, self.stabilizer, (self.table, self.inverse))
+
+    def filters(self) -> Tensor:
+        """The filters under every element, F+ of section 7.1: (K_out, S, K_in / groups, S_in, *n), zero outside the support."""
+        return self._bank().unflatten(1, (-1, self.cosets)).unflatten(0, (-1, self.group.order)).detach()
+
+    def _label(self) -> str:
+        return f"{type(self).__name__}({self.group}, {self.in_channels} -> {self.out_channels})"
+
+    def _check_input(self, x: Tensor) -> None:
+        group, k, cosets = self.group, self.in_channels, self.cosets
+        expected = (k,) if cosets == 1 else (k, cosets)
+        if x.ndim == group.dim + 1 + len(expected) and x.shape[1 : 1 + len(expected)] == expected:
+            return
+        remedy = f"its group {group} has dimension {group.dim}"
+        if x.ndim == group.dim + 2:
+            if cosets > 1 and x.shape[1] == k * cosets:
+                remedy = f"use x.unflatten(1, ({k}, {cosets})) if these are planes"
+            elif cosets > 1:
+                remedy = "an image is lifted to the group by LiftConv first"
+            else:
+                remedy = f"in_channels is {k}"
+        elif x.ndim == group.dim + 3:
+            if cosets == 1:
+                remedy = "this is a map on a group already: use GConv, or CosetPool to get an image"
+            elif x.shape[2] != cosets:
+                remedy = f"axis 2 counts the {cosets} elements{'' if cosets == group.order else ' (cosets)'} of {group}; "
+                remedy += "pass stabilizer= to convolve a map over cosets, use Restrict to come from a larger group"
+            else:
+                remedy = f"in_channels is {k}"
+        shape = shape_text(group, k, None if cosets == 1 else cosets)
+        raise ValueError(f"{self._label()}: expected input {shape}, got {tuple(x.shape)}; {remedy}")
+
+    def extra_repr(self) -> str:
+        """The arguments that are not the usual ones."""
+        ones = (1,) * self.group.dim
+        usual = {"stride": ones, "padding": (0,) * self.group.dim, "dilation": ones, "groups": 1, "padding_mode": "zeros"}
+        usual["stabilizer"] = (0,)
+        options = {name: getattr(self, name) for name in self._shown} | {"groups": self.groups}
+        named = [f"{name}={value!r}" for name, value in options.items() if value != usual.get(name)]
+        named += [] if self.bias is not None else ["bias=False"]
+        return ", ".join([str(self.group), str(self.in_channels), str(self.out_channels), *named])
+
+
+class GConv(_Filters):
+    """G-correlation of a G-map (N, K_in, S, *X) with learned filters: (N, K_out, S, *Y), one bias a channel (eq. 11).
+
+    The arguments after the group are those of nn.Conv1d, 2d and 3d. Sizes must agree along axes that the group mixes. With
+    `stabilizer`, a subgroup H, the input is a map over the cosets G/H, (N, K_in, S/|H|, *X), as CosetPool returns it. With a
+    stride s the layer is exactly equivariant where s divides size + 2 padding - dilation (kernel_size - 1) - 1.
+
+    >>> from gcnn import p4m
+    >>> conv = GConv(p4m, 16, 32, 3, padding=1)
+    >>> conv(torch.rand(2, 16, 8, 9, 9)).shape
+    torch.Size([2, 32, 8, 9, 9])
+    >>> conv
+    GConv(p4m, 16, 32, kernel_size=(3, 3), padding=(1, 1))
+    """
+
+    _shown: tuple[str, ...] = ("kernel_size", "stride", "padding", "dilation", "padding_mode", "stabilizer")
+
+    def __init__(
+        self,
+        group: Group,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Size,
+        stride: Size = 1,
+        padding: Size | str = 0,
+        dilation: Size = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: Literal["zeros", "reflect", "replicate", "circular"] = "zeros",
+        stabilizer: Iterable[int] | None = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(group, in_channels, out_channels, kernel_size, groups, bias, stabilizer, device, dtype)
+        with naming(self._label()):
+            self.stride = checked_axes(group, "stride", stride, least=1)
+            self.dilation = checked_axes(group, "dilation", dilation, least=1)
+            self.padding = self._as_padding(padding)
+            if padding_mode not in ("zeros", "reflect", "replicate", "circular"):
+                raise ValueError(f'padding_mode must be "zeros", "reflect", "replicate" or "circular", got {padding_mode!r}')
+            if padding_mode != "zeros" and not group.fills_box:
+                raise ValueError(
+                    f"padding_mode {padding_mode!r} continues a box, and {group} does not map boxes to boxes; "
+                    'use padding_mode="zeros" on hexagonal lattices'
+                )
+        self.padding_mode = padding_mode
+
+    def _as_padding(self, padding: Size | str) -> tuple[int, ...]:
+        if not isinstance(padding, str):
+            return checked_axes(self.group, "padding", padding)
+        total = [d * (k - 1) for d, k in zip(self.dilation, self.kernel_size, strict=True)]
+        if padding not in ("same", "valid"):
+            raise ValueError(f'padding must be whole numbers, "same" or "valid", got {padding!r}')
+        if padding == "same" and any(n % 2 for n in total):
+            raise ValueError(
+                f'padding "same" with the even kernel_size (={self.kernel_size}) pads one side more than the other, which is not '
+                "equivariant; use an odd kernel, or whole numbers for padding"
+            )
+        if padding == "same" and any(s != 1 for s in self.stride):
+            raise ValueError(f'padding "same" needs stride 1, got {self.stride}')
+        return tuple(n // 2 if padding == "same" else 0 for n in total)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The G-map (N, K_out, S, *Y) of `x`."""
+        self._check_input(x)
+        padding: Sequence[int] = self.padding
+        if self.padding_mode != "zeros":
+            both = [p for p in reversed(padding) for _ in (0, 1)]
+            x = on_planes(self.group, x, lambda planes: F.pad(planes, both, mode=self.padding_mode))
+            padding = (0,) * self.group.dim
+        return planar_gcorr(self.group, x, self._bank(), self.bias, self.stride, padding, self.dilation, self.groups)
+
+
+class LiftConv(GConv):
+    """G-correlation of an image (N, K_in, *X) with learned filters on the plane: a G-map (N, K_out, S, *Y) (eq. 10).
+
+    The first layer of a G-CNN: a GConv whose input has the whole point group as stabilizer. Its arguments are GConv's.
+
+    >>> from gcnn import p6m
+    >>> LiftConv(p6m, 3, 16, 3, padding=1)(torch.rand(2, 3, 9, 9)).shape
+    torch.Size([2, 16, 12, 9, 9])
+    """
+
+    _shown: tuple[str, ...] = ("kernel_size", "stride", "padding", "dilation", "padding_mode")
+
+    def __init__(
+        self,
+        group: Group,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Size,
+        stride: Size = 1,
+        padding: Size | str = 0,
+        dilation: Size = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: Literal["zeros", "reflect", "replicate", "circular"] = "zeros",
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        check_group("LiftConv", group)
+        super().__init__(
+            group,
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride,
+            padding,
+            dilation,
+            groups,
+            bias,
+            padding_mode,
+            stabilizer=range(group.order),
+            device=device,
+            dtype=dtype,
+        )
+
+
+class GConvTranspose(_Filters):
+    """The transposed G-correlation, G-map (N, K_in, S, *X) to G-map (N, K_out, S, *Y): the adjoint of GConv, plus a bias.
+
+    The arguments are those of nn.ConvTranspose1d, 2d and 3d but for output_padding, which pads one side only and so cannot
+    be equivariant: kernel_size 4, stride 2, padding 1 doubles a map, kernel_size 3, stride 2, padding 1 takes n to 2 n - 1.
+
+    >>> from gcnn import p4
+    >>> GConvTranspose(p4, 8, 4, 4, stride=2, padding=1)(torch.rand(1, 8, 4, 7, 7)).shape
+    torch.Size([1, 4, 4, 14, 14])
+    """
+
+    _shown: tuple[str, ...] = ("kernel_size", "stride", "padding", "dilation")
+
+    def __init__(
+        self,
+        group: Group,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Size,
+        stride: Size = 1,
+        padding: Size = 0,
+        groups: int = 1,
+        bias: bool = True,
+        dilation: Size = 1,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(group, in_channels, out_channels, kernel_size, groups, bias, None, device, dtype, transposed=True)
+        with naming(self._label()):
+            self.stride = checked_axes(group, "stride", stride, least=1)
+            self.padding = checked_axes(group, "padding", padding)
+            self.dilation = checked_axes(group, "dilation", dilation, least=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The G-map (N, K_out, S, *Y) of `x`."""
+        self._check_input(x)
+        return planar_gcorr_transpose(
+            self.group, x, self._bank(), self.bias, self.stride, self.padding, self.dilation, self.groups
+        )
+
+
+class GLinear(_Filters):
+    """A linear map of functions on the point group, (..., K_in, S) to (..., K_out, S), equivariant, one bias a channel.
+
+    >>> from gcnn import p4m
+    >>> GLinear(p4m, 16, 10)(torch.rand(2, 16, 8)).shape
+    torch.Size([2, 10, 8])
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(group, in_features, out_features, 1, 1, bias, None, device, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The values (..., K_out, S) of `x`."""
+        if x.ndim < 2 or x.shape[-2:] != (self.in_channels, self.group.order):
+            raise ValueError(
+                f"{self._label()}: expected input (..., {self.in_channels}, {self.group.order}), got {tuple(x.shape)}; "
+                "average or maximise over space first, for instance x.mean((-2, -1))"
+            )
+        bias = None if self.bias is None else self.bias[:, None].expand(-1, self.group.order).flatten()
+        y = F.linear(x.flatten(-2), self._bank().flatten(1), bias)  # (..., K_out S)
+        return y.unflatten(-1, (self.out_channels, self.group.order))

@@ -1,0 +1,146 @@
+"""Normalisation with one set of statistics and parameters a G-feature map, which keeps it equivariant (paper, 6.1)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gcnn.checks import shape_text
+from gcnn.groups import Group
+from gcnn.lattice import domain_mask, mask_outside
+from gcnn.nn.module import Device, GModule, check_group
+
+
+class GBatchNorm(nn.modules.batchnorm._BatchNorm):
+    """Batch normalisation with one mean, one variance, one scale and one bias a G-feature map (section 6.1).
+
+    Takes (N, K, S, *X), images (N, K, *X) and (N, K, S). The arguments after the group are those of nn.BatchNorm2d. On a
+    hexagonal lattice cells outside the domain do not count, and stay zero.
+
+    >>> from gcnn import p4m
+    >>> norm = GBatchNorm(p4m, 16)
+    >>> norm(torch.rand(2, 16, 8, 9, 9)).shape, norm.running_mean.shape
+    (torch.Size([2, 16, 8, 9, 9]), torch.Size([16]))
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        check_group("GBatchNorm", group)
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype)
+        self.group = group
+
+    def _check_input_dim(self, x: Tensor) -> None:
+        _check_norm_input(f"GBatchNorm({self.group}, {self.num_features})", self.group, self.num_features, x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`x` normalised; in training mode by the statistics of this batch, which the running ones follow."""
+        if self.group.fills_box or x.ndim == 3:
+            return super().forward(x)
+        self._check_input_dim(x)
+        if not self.training and self.track_running_stats:
+            return mask_outside(self.group, super().forward(x))
+        return self._normalise_inside(x)
+
+    def _normalise_inside(self, x: Tensor) -> Tensor:
+        """Training on a hexagonal lattice: the statistics of the cells inside the domain."""
+        over = [i for i in range(x.ndim) if i != 1]
+        channel = (-1, *(1,) * (x.ndim - 2))  # the shape of a channel's number, to meet (N, K, ...)
+        cells = domain_mask(self.group, x.shape[-self.group.dim :], x.device).sum()
+        count = cells * (x.numel() // x.shape[1] // math.prod(x.shape[-self.group.dim :]))
+        inside = mask_outside(self.group, x if x.dtype == torch.float64 else x.float())
+        mean = inside.sum(over) / count
+        centred = mask_outside(self.group, inside - mean.reshape(channel))
+        var = centred.square().sum(over) / count
+        if self.training and self.track_running_stats:
+            assert self.num_batches_tracked is not None
+            assert self.running_mean is not None
+            assert self.running_var is not None
+            with torch.no_grad():
+                self.num_batches_tracked.add_(1)
+                rate: Any = self.momentum if self.momentum is not None else 1 / self.num_batches_tracked.float()
+                unbiased = var * (count / (count - 1).clamp(min=1))
+                self.running_mean.copy_(self.running_mean + rate * (mean - self.running_mean))
+                self.running_var.copy_(self.running_var + rate * (unbiased - self.running_var))
+        y = centred * (var + self.eps).rsqrt().reshape(channel)
+        if self.affine:
+            y = y * self.weight.reshape(channel) + self.bias.reshape(channel)
+        return mask_outside(self.group, y).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        """The arguments, as the repr shows them."""
+        return f"{self.group}, {super().extra_repr()}"
+
+
+class GLayerNorm(GModule):
+    """Layer normalisation of each place in space over its K channels and S elements, one scale and one bias a channel.
+
+    On the K S planes of a map this is what nn.LayerNorm does over the channels of a planar network, with tied parameters.
+    Takes (N, K, S, *X), images (N, K, *X) and (N, K, S).
+
+    >>> from gcnn import p4m
+    >>> GLayerNorm(p4m, 16)(torch.rand(2, 16, 8, 9, 9)).shape
+    torch.Size([2, 16, 8, 9, 9])
+    """
+
+    _shown = ("num_channels", "eps")
+    weight: Tensor | None
+    bias: Tensor | None
+
+    def __init__(
+        self,
+        group: Group,
+        num_channels: int,
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(group)
+        self.num_channels, self.eps = num_channels, eps
+        for name, wanted in (("weight", elementwise_affine), ("bias", elementwise_affine and bias)):
+            self.register_parameter(name, nn.Parameter(torch.empty(num_channels, device=device, dtype=dtype)) if wanted else None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Scale 1, bias 0."""
+        if self.weight is not None:
+            nn.init.ones_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`x` normalised at each place."""
+        _check_norm_input(f"GLayerNorm({self.group}, {self.num_channels})", self.group, self.num_channels, x)
+        spatial = x.ndim != 3 or self.group.dim == 1
+        fibre = (1,) if spatial and x.ndim == self.group.dim + 2 else (1, 2)
+        var, mean = torch.var_mean(x, fibre, correction=0, keepdim=True)
+        y = (x - mean) * (var + self.eps).rsqrt()
+        channel = (-1, *(1,) * (x.ndim - 2))
+        if self.weight is not None:
+            y = y * self.weight.reshape(channel)
+        if self.bias is not None:
+            y = y + self.bias.reshape(channel)
+        return mask_outside(self.group, y) if spatial else y
+
+
+def _check_norm_input(label: str, group: Group, channels: int, x: Tensor) -> None:
+    image = x.ndim == group.dim + 2
+    on_group = x.ndim == group.dim + 3 or (x.ndim == 3 and not image)
+    if not (image or on_group) or x.shape[1] != channels or (on_group and group.order % x.shape[2]):
+        raise ValueError(
+            f"{label}: expected input {shape_text(group, channels)} or an image {shape_text(group, channels, None)}, "
+            f"got {tuple(x.shape)}; use x.unflatten(1, ({channels}, {group.order})) if these are planes"
+        )

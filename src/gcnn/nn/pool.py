@@ -1,0 +1,236 @@
+"""Pooling, subsampling and resampling over space and over the group (paper, section 6.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from torch import Tensor
+
+from gcnn import pooling
+from gcnn.checks import Size, check_reduce
+from gcnn.groups import Group
+from gcnn.nn.module import GModule, checked_axes, naming
+from gcnn.pooling import Reduce
+
+
+class _Window(GModule):
+    """What the pools over space share: a window that the group maps to itself, a stride, a padding."""
+
+    _shown = ("kernel_size", "stride", "padding")
+
+    def __init__(self, group: Group, kernel_size: Size, stride: Size | None, padding: Size) -> None:
+        super().__init__(group)
+        with naming(f"{type(self).__name__}({group})"):
+            self.kernel_size = checked_axes(group, "kernel_size", kernel_size, least=1)
+            self.stride = self.kernel_size if stride is None else checked_axes(group, "stride", stride, least=1)
+            self.padding = checked_axes(group, "padding", padding)
+            if any(2 * p > k for p, k in zip(self.padding, self.kernel_size, strict=True)):
+                raise ValueError(f"padding (={self.padding}) must be at most half of kernel_size (={self.kernel_size})")
+            self._taps = None if group.fills_box else pooling.window_taps(group, self.kernel_size)
+
+
+class GMaxPool(_Window):
+    """Max pooling over space of G-maps, maps over cosets and images, with the arguments of nn.MaxPool2d.
+
+    Exactly equivariant where stride divides size + 2 padding - kernel_size. The window of a hexagonal lattice is a hexagon.
+
+    >>> from gcnn import p4
+    >>> GMaxPool(p4, 2)(torch.rand(1, 10, 4, 24, 24)).shape
+    torch.Size([1, 10, 4, 12, 12])
+    """
+
+    def __init__(
+        self, group: Group, kernel_size: Size, stride: Size | None = None, padding: Size = 0, dilation: Size = 1
+    ) -> None:
+        super().__init__(group, kernel_size, stride, padding)
+        with naming(f"GMaxPool({group})"):
+            self.dilation = checked_axes(group, "dilation", dilation, least=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The maxima of `x` over windows."""
+        return pooling.max_pool(self.group, x, self.kernel_size, self.stride, self.padding, self.dilation, self._taps)
+
+
+class GAvgPool(_Window):
+    """Average pooling over space of G-maps, maps over cosets and images, with the arguments of nn.AvgPool2d.
+
+    Exactly equivariant where stride divides size + 2 padding - kernel_size. The window of a hexagonal lattice is a hexagon.
+
+    >>> from gcnn import p4
+    >>> GAvgPool(p4, 3, stride=2, padding=1)(torch.rand(1, 10, 4, 9, 9)).shape
+    torch.Size([1, 10, 4, 5, 5])
+    """
+
+    def __init__(
+        self, group: Group, kernel_size: Size, stride: Size | None = None, padding: Size = 0, count_include_pad: bool = True
+    ) -> None:
+        super().__init__(group, kernel_size, stride, padding)
+        self.count_include_pad = count_include_pad
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The means of `x` over windows."""
+        return pooling.avg_pool(self.group, x, self.kernel_size, self.stride, self.padding, self.count_include_pad, self._taps)
+
+
+class GAdaptiveAvgPool(GModule):
+    """Average pooling over space to `output_size` cells, as nn.AdaptiveAvgPool2d; to one cell on hexagonal lattices.
+
+    >>> from gcnn import p4
+    >>> GAdaptiveAvgPool(p4, 1)(torch.rand(1, 10, 4, 9, 9)).shape
+    torch.Size([1, 10, 4, 1, 1])
+    """
+
+    _shown = ("output_size",)
+
+    def __init__(self, group: Group, output_size: Size) -> None:
+        super().__init__(group)
+        with naming(f"GAdaptiveAvgPool({group})"):
+            self.output_size = checked_axes(group, "output_size", output_size, least=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The means of `x` over equal parts of space."""
+        return pooling.adaptive_avg_pool(self.group, x, self.output_size)
+
+
+class GUpsample(GModule):
+    """Enlarges a map over space, with the arguments of nn.Upsample; mode "linear" is (bi-, tri-)linear by dimension.
+
+    Nearest neighbours need whole factors. On a hexagonal lattice mode is "linear" and n becomes (n - 1) scale_factor + 1.
+
+    >>> from gcnn import p4
+    >>> GUpsample(p4, scale_factor=2)(torch.rand(1, 10, 4, 9, 9)).shape
+    torch.Size([1, 10, 4, 18, 18])
+    """
+
+    _shown = ("size", "scale_factor", "mode")
+
+    def __init__(
+        self,
+        group: Group,
+        size: Size | None = None,
+        scale_factor: Size | None = None,
+        mode: Literal["nearest", "linear"] = "nearest",
+        align_corners: bool | None = None,
+    ) -> None:
+        super().__init__(group)
+        with naming(f"GUpsample({group})"):
+            if (size is None) == (scale_factor is None):
+                raise ValueError(f"give size or scale_factor, one of the two, got {size!r} and {scale_factor!r}")
+            if mode not in ("nearest", "linear"):
+                raise ValueError(f'mode must be "nearest" or "linear", got {mode!r}')
+            if not group.fills_box and (mode != "linear" or scale_factor is None):
+                raise ValueError(
+                    'a hexagonal lattice is enlarged by a scale_factor with mode="linear": '
+                    "the nearest cell of a hexagonal map is not unique"
+                )
+            self.size = None if size is None else checked_axes(group, "size", size, least=1)
+            self.scale_factor = None if scale_factor is None else checked_axes(group, "scale_factor", scale_factor, least=1)
+        self.mode, self.align_corners = mode, align_corners
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`x`, enlarged."""
+        return pooling.upsample(self.group, x, self.size, self.scale_factor, self.mode, self.align_corners)
+
+
+class CosetPool(GModule):
+    """Pools a G-map over the left cosets of `subgroup`: (N, K, S, *X) to (N, K, S/|H|, *X) (section 6.3).
+
+    None is the whole point group: the result is an image (N, K, *X), which turns as the input image does. Also takes (N, K, S).
+
+    >>> from gcnn import p4m
+    >>> rotations = p4m.subgroup(1)
+    >>> x = torch.rand(2, 16, 8, 9, 9)
+    >>> CosetPool(p4m)(x).shape, CosetPool(p4m, rotations, "mean")(x).shape
+    (torch.Size([2, 16, 9, 9]), torch.Size([2, 16, 2, 9, 9]))
+    """
+
+    _shown = ("subgroup", "reduce")
+
+    def __init__(self, group: Group, subgroup: Iterable[int] | None = None, reduce: Reduce = "max") -> None:
+        super().__init__(group)
+        with naming(f"CosetPool({group})"):
+            check_reduce("CosetPool", reduce)
+            self.subgroup = None if subgroup is None else group.check_subgroup(subgroup)
+        self.reduce: Reduce = reduce
+        self._members = None if self.subgroup is None else pooling.left_cosets(group, self.subgroup)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`x`, pooled over each coset."""
+        return pooling.coset_pool(self.group, x, self.subgroup, self.reduce, self._members)
+
+
+class GPool(GModule):
+    """Pools a G-map over g U for any finite `domain` U in G, without stride: P f(g) = max of f(g u) over u in U (section 6.3).
+
+    `domain` lists the elements t s as pairs (s, t). CosetPool and GMaxPool are faster where U is a subgroup or a window.
+
+    >>> from gcnn import p4
+    >>> ahead = GPool(p4, [(0, (0, 0)), (0, (0, 1)), (1, (0, 0))])
+    >>> ahead(torch.rand(2, 16, 4, 9, 9)).shape
+    torch.Size([2, 16, 4, 9, 9])
+    """
+
+    _shown = ("domain", "reduce")
+
+    def __init__(self, group: Group, domain: Iterable[tuple[int, Sequence[int]]], reduce: Reduce = "max") -> None:
+        super().__init__(group)
+        check_reduce(f"GPool({group})", reduce)
+        self.domain = tuple((s, tuple(t)) for s, t in domain)
+        self.reduce: Reduce = reduce
+        with naming(f"GPool({group})"):
+            self._plan = pooling.pool_plan(group, self.domain)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`x`, pooled over g U for every g."""
+        return pooling.planned_pool(self.group, x, self._plan, self.reduce)
+
+
+class Restrict(GModule):
+    """A G-map as a map on a subgroup H of the point group, nothing lost: (N, K, S, *X) to (N, K S/|H|, |H|, *X).
+
+    Further layers take the group `out_group`, which is H: so a network can give up symmetries with depth.
+
+    >>> from gcnn import p4m
+    >>> restrict = Restrict(p4m, p4m.subgroup(1))
+    >>> restrict.out_group, restrict(torch.rand(2, 16, 8, 9, 9)).shape
+    (<Group p4: order 4, dimension 2>, torch.Size([2, 32, 4, 9, 9]))
+    """
+
+    _shown = ("subgroup",)
+
+    def __init__(self, group: Group, subgroup: Iterable[int]) -> None:
+        super().__init__(group)
+        with naming(f"Restrict({group})"):
+            self.subgroup = group.check_subgroup(subgroup)
+        self.out_group = group.restrict(self.subgroup)
+        self._members = pooling.right_cosets(group, self.subgroup)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`x` as a map on the subgroup."""
+        return pooling.restrict(self.group, x, self.subgroup, self._members)
+
+
+class GSubsample(GModule):
+    """Subsamples a map on a subgroup: translations by multiples of `stride`, point elements in `subgroup` (None: all) (6.3).
+
+    Takes G-maps, and images where `subgroup` is None. stride must divide size - 1, so that the centre is kept. Further
+    layers take `out_group`.
+
+    >>> from gcnn import p4
+    >>> GSubsample(p4, 2)(torch.rand(2, 16, 4, 9, 9)).shape
+    torch.Size([2, 16, 4, 5, 5])
+    """
+
+    _shown = ("stride", "subgroup")
+
+    def __init__(self, group: Group, stride: Size = 2, subgroup: Iterable[int] | None = None) -> None:
+        super().__init__(group)
+        with naming(f"GSubsample({group})"):
+            self.stride = checked_axes(group, "stride", stride, least=1)
+            self.subgroup = None if subgroup is None else group.check_subgroup(subgroup)
+        self.out_group = group if self.subgroup is None else group.restrict(self.subgroup)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The values of `x` on the subgroup."""
+        return pooling.subsample(self.group, x, self.stride, self.subgroup)

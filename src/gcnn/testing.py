@@ -1,0 +1,399 @@
+"""Is my network equivariant, and if not, where is it lost? For users' own modules as for the layers of `gcnn.nn`.
+
+`equivariance_error` and `assert_equivariant` compare module(L_h x) with L_h module(x) over all elements h of the group;
+`explain` does so for every layer of a network by itself, names the first that fails, why, and what to do.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gcnn.functional import act
+from gcnn.groups import Group
+from gcnn.lattice import mask_outside
+
+__all__ = ["Explanation", "Row", "assert_equivariant", "equivariance_error", "explain"]
+
+TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+
+Module = Callable[[Tensor], Any]
+
+
+def equivariance_error(
+    module: Module,
+    group: Group,
+    x: Tensor,
+    stabilizer: Iterable[int] | None = None,
+    out_stabilizer: Iterable[int] | None = None,
+) -> float:
+    """The largest |module(L_h x) - L_h module(x)| over all elements h of the group, relative to the largest |module(x)|.
+
+    `x` is an image (N, K, *X), a G-map (N, K, S, *X) or a map over the cosets of `stabilizer`. An output (N, K, *X) must turn
+    as an image does, (N, K, S, *X) and (N, K, S) as maps on the group, or on the cosets of `out_stabilizer`; an output
+    (N, K) must not change. The module runs in the mode it is in, as a copy, so that no statistic of it moves. On a
+    hexagonal lattice only the cells of the domain count.
+
+    >>> from gcnn import p4
+    >>> from gcnn.nn import LiftConv
+    >>> equivariance_error(LiftConv(p4, 1, 2, 3), p4, torch.rand(1, 1, 9, 9)) < 1e-5
+    True
+    >>> equivariance_error(torch.nn.Conv2d(1, 2, 3), p4, torch.rand(1, 1, 9, 9)) > 1e-2
+    True
+    """
+    return _worst(module, group, x, stabilizer, out_stabilizer)[0]
+
+
+def assert_equivariant(
+    module: Module,
+    group: Group,
+    x: Tensor,
+    tolerance: float | None = None,
+    stabilizer: Iterable[int] | None = None,
+    out_stabilizer: Iterable[int] | None = None,
+) -> None:
+    """Raises an AssertionError where `equivariance_error` exceeds `tolerance` (1e-12 in float64, 1e-5 in float32).
+
+    >>> from gcnn import p4
+    >>> assert_equivariant(torch.nn.ReLU(), p4, torch.randn(1, 1, 4, 9, 9))
+    """
+    tolerance = TOLERANCES.get(x.dtype, 1e-5) if tolerance is None else tolerance
+    error, h, size = _worst(module, group, x, stabilizer, out_stabilizer)
+    name = type(module).__name__ if isinstance(module, nn.Module) else getattr(module, "__name__", repr(module))
+    if size == 0:
+        raise AssertionError(f"{name}: the output is zero everywhere, so that nothing can be compared; give another input")
+    if not error <= tolerance:  # a NaN fails too
+        raise AssertionError(
+            f"{name} is not equivariant to {group}: error {error:.2g} (tolerance {tolerance:.2g}) under element {h} = "
+            f"{group.matrices[h]}; gcnn.testing.explain(model, x, {group}) finds the layer"
+        )
+
+
+def _worst(
+    module: Module, group: Group, x: Tensor, stabilizer: Iterable[int] | None, out_stabilizer: Iterable[int] | None
+) -> tuple[float, int, float]:
+    """The largest relative error, the element where it occurs, and the largest value of the output."""
+    module = copy.deepcopy(module)
+    stabilizer = group.check_subgroup(stabilizer)
+    with torch.no_grad():
+        x = mask_outside(group, x)
+        y = module(x.clone())
+        if not isinstance(y, Tensor):
+            raise TypeError(f"equivariance_error: expected a module that returns one tensor, got {type(y).__name__}; wrap it")
+        size = float(_inside(group, y).abs().max())
+        worst, where = 0.0, 0
+        for h in range(group.order):
+            turned = _turn(group, h, y, out_stabilizer)
+            moved = module(act(group, h, x, stabilizer=stabilizer))
+            error = _distance(group, moved, turned, size)
+            if not error <= worst:
+                worst, where = error, h
+    return worst, where, size
+
+
+def _turn(group: Group, h: int, y: Tensor, stabilizer: Iterable[int] | None) -> Tensor:
+    """L_h y, for what the shape of y says that it is."""
+    if y.ndim < 3:
+        return y  # (N, K): no place, no element
+    if y.ndim == 3 and group.dim > 1:
+        return act(group, h, y.reshape(*y.shape, *(1,) * group.dim), stabilizer=stabilizer).reshape(y.shape)  # (N, K, S)
+    return act(group, h, y, stabilizer=stabilizer)
+
+
+def _inside(group: Group, y: Tensor) -> Tensor:
+    return mask_outside(group, y) if y.ndim >= group.dim + 2 else y
+
+
+def _distance(group: Group, moved: Tensor, turned: Tensor, size: float) -> float:
+    if moved.shape != turned.shape:
+        return float("inf")
+    difference = float((_inside(group, moved) - _inside(group, turned)).abs().max())
+    return difference / size if size else difference
+
+
+@dataclass(frozen=True)
+class Row:
+    """One call of one layer: its own equivariance error, and where that is too large, why and what to do."""
+
+    name: str
+    layer: str
+    error: float
+    why: str = ""
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What `explain` found: `rows` in the order of the calls, the `error` of the whole network. Printed, it is a table."""
+
+    group: Group
+    error: float
+    tolerance: float
+    rows: tuple[Row, ...] = field(repr=False)
+
+    @property
+    def first(self) -> Row | None:
+        """The first layer that breaks equivariance, None if none does."""
+        return next((row for row in self.rows if row.why), None)
+
+    @property
+    def exact(self) -> bool:
+        """Whether every layer is equivariant."""
+        return self.first is None
+
+    def __str__(self) -> str:
+        width = max([len(row.name) for row in self.rows] + [5])
+        kinds = max([len(row.layer) for row in self.rows] + [5])
+        lines = [f"{'layer':{width}}  {'':{kinds}}  own error"]
+        for row in self.rows:
+            lines.append(f"{row.name:{width}}  {row.layer:{kinds}}  {row.error:9.1e}{'  <- ' + row.why if row.why else ''}")
+        if self.first is None:
+            lines.append(f"equivariant to {self.group}: the error of the whole network is {self.error:.1e}")
+        else:
+            lines.append(f"not equivariant to {self.group}: the error of the whole network is {self.error:.1e}")
+            lines.append(f"first broken by {self.first.name}: {self.first.why}")
+            lines.append(f"what to do: {self.first.remedy}")
+        return "\n".join(lines)
+
+
+def explain(model: nn.Module, x: Tensor, group: Group) -> Explanation:
+    """Which layer of `model` breaks equivariance on the input `x`, why, and what to do.
+
+    Every layer gets exactly transformed inputs, so that each row shows the layer's own error. Code between layers (a call
+    of F.pad, a sum with something) has a row of its own where it fails. Equivariance must hold for all values of the
+    parameters, and some faults hide at initialisation: so a copy of the model is examined, in eval mode, its parameters and
+    running statistics shaken a little. The model itself is not touched.
+
+    >>> from gcnn import p4
+    >>> from gcnn.nn import GConv, LiftConv
+    >>> net = torch.nn.Sequential(LiftConv(p4, 1, 4, 3), torch.nn.ReLU(), GConv(p4, 4, 4, 3, stride=2))
+    >>> explain(net, torch.rand(1, 1, 11, 11), p4).exact
+    True
+    >>> explain(net, torch.rand(1, 1, 12, 12), p4).first.name
+    '2'
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"explain: expected an nn.Module, got {type(model).__name__}")
+    with torch.no_grad():
+        model = _shaken(copy.deepcopy(model).eval())
+        x = mask_outside(group, x)
+        probe = _Probe(model, group)
+        y = probe.record(x)
+        tolerance = 100 * TOLERANCES.get(x.dtype, 1e-5)
+        whole = 0.0
+        for h in group.generators:
+            moved = act(group, h, x)
+            probe.compare(h, moved)
+            whole = max(whole, min(_distance(group, model(moved), t, float(y.abs().max())) for t in probe.candidates(h, y)))
+    return Explanation(group, whole, tolerance, tuple(probe.rows(tolerance)))
+
+
+@dataclass
+class _Call:
+    """One call of one layer in the run on x itself, and the worst errors of its input and output under the group."""
+
+    name: str
+    module: nn.Module
+    inputs: list[Tensor]
+    output: Tensor | None = None
+    before: Tensor | None = None  # the output of the call before
+    error: float = 0.0
+    error_before: float = 0.0
+
+
+class _Probe:
+    """Runs a model on x and on L_h x with hooks on its leaves, handing each leaf the exact L_h of what it got before."""
+
+    def __init__(self, model: nn.Module, group: Group) -> None:
+        self.model, self.group = model, group
+        self.leaves = {m: name or type(m).__name__ for name, m in model.named_modules() if not list(m.children())}
+        self.calls: list[_Call] = []
+        self.after = 0.0  # the error of code after the last layer
+
+    def record(self, x: Tensor) -> Tensor:
+        last = x
+
+        def before(module: nn.Module, args: tuple[Any, ...]) -> None:
+            inputs = [a.clone() for a in args if isinstance(a, Tensor)]
+            self.calls.append(_Call(self.leaves[module], module, inputs, before=last))
+
+        def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            nonlocal last
+            if isinstance(output, Tensor):
+                self.calls[-1].output = last = output.clone()
+
+        self.output = self._run(x, before, after)
+        if not isinstance(self.output, Tensor):
+            raise TypeError(f"explain: expected a model that returns one tensor, got {type(self.output).__name__}; wrap it")
+        return self.output
+
+    def compare(self, h: int, moved: Tensor) -> None:
+        queue = iter(self.calls)
+        call: _Call
+
+        def before(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            nonlocal call
+            call = next(queue)
+            references = iter(call.inputs)
+            exact = []
+            for a in args:
+                if isinstance(a, Tensor):
+                    error, a = self.closest(h, next(references), a, call.before)
+                    call.error_before = max(call.error_before, error)
+                exact.append(a)
+            return tuple(exact)
+
+        def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+            if call.output is None:
+                return None
+            error, exact = self.closest(h, call.output, output, call.inputs[0] if call.inputs else None)
+            call.error = max(call.error, error)
+            return exact
+
+        y = self._run(moved, before, after)
+        last = self.calls[-1].output if self.calls else None
+        self.after = max(self.after, self.closest(h, self.output, y, last)[0])
+
+    def _run(self, x: Tensor, before: Any, after: Any) -> Any:
+        hooks = [m.register_forward_pre_hook(before) for m in self.leaves] + [m.register_forward_hook(after) for m in self.leaves]
+        try:
+            return self.model(x.clone())
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def closest(self, h: int, reference: Tensor, moved: Tensor, origin: Tensor | None) -> tuple[float, Tensor]:
+        """How far `moved` is from L_h of `reference`, and that, for the best guess of how it transforms."""
+        size = float(reference.abs().max())
+        candidates = self.candidates(h, reference, origin)
+        errors = [_distance(self.group, moved, c, size) for c in candidates]
+        best = min(range(len(errors)), key=errors.__getitem__)
+        return errors[best], candidates[best]
+
+    def candidates(self, h: int, y: Tensor, origin: Tensor | None = None) -> list[Tensor]:
+        """L_h y under each reading of the axes of y, the likely ones first."""
+        group, d = self.group, self.group.dim
+        found = []
+        if y.ndim == d + 3 or (y.ndim == 3 and d > 1):
+            for subgroup in group.subgroups() if y.shape[2] != group.order else ((0,),):
+                if group.order // len(subgroup) == y.shape[2]:
+                    found.append(_turn(group, h, y, subgroup))
+        if y.ndim in (2, d + 2) and y.shape[1] % group.order == 0:  # (N, K S, *X): planes
+            found.append(_turn(group, h, y.unflatten(1, (-1, group.order)), None).flatten(1, 2))
+        if y.ndim == d + 2:
+            found.append(act(group, h, y))
+        if origin is not None and origin.shape[0] == y.shape[0] and origin.numel() == y.numel() and origin.shape != y.shape:
+            found += [c.reshape(y.shape) for c in self.candidates(h, origin)]  # a reshape of what came before
+        return found or [y]
+
+    def rows(self, tolerance: float) -> Iterable[Row]:
+        for call in self.calls:
+            if call.error_before > tolerance:
+                why, remedy = self._diagnose_code(call)
+                yield Row(f"before {call.name}", "(code)", call.error_before, why, remedy)
+            if call.output is not None:
+                layer = type(call.module).__name__
+                why, remedy = self._diagnose(call) if call.error > tolerance else ("", "")
+                yield Row(call.name, layer, call.error, why, remedy)
+        if self.after > tolerance:
+            yield Row(
+                "output",
+                "(code)",
+                self.after,
+                "the code after the last layer is not equivariant",
+                "pool over space and over the group by sums, means or maxima, or return maps",
+            )
+
+    def _diagnose_code(self, call: _Call) -> tuple[str, str]:
+        d = self.group.dim
+        x, origin = call.inputs[0], call.before
+        if origin is not None and x.ndim >= d + 2 and origin.ndim >= d + 2:
+            old, new = tuple(origin.shape[-d:]), tuple(x.shape[-d:])
+            if any((a - b) % 2 for a, b in zip(old, new, strict=True)):
+                return (
+                    f"asymmetric padding or cropping: size {old} becomes {new}, an odd change, so one side gets more",
+                    "pad and crop both sides alike, or use the padding= of the layer",
+                )
+        return (
+            "the code before this layer is not equivariant, or lays its axes out in a way that explain cannot follow",
+            "keep maps as (N, K, S, *X); add nothing that depends on the place or on the element",
+        )
+
+    def _diagnose(self, call: _Call) -> tuple[str, str]:
+        group, module, x = self.group, call.module, call.inputs[0]
+        on_group = x.ndim == group.dim + 3
+        planes = x.ndim == group.dim + 2 and x.shape[1] % group.order == 0
+        if found := _stride_fault(group, module, x):
+            return found
+        if isinstance(module, nn.modules.batchnorm._NormBase | nn.GroupNorm | nn.LayerNorm):
+            k = x.shape[1] if on_group else x.shape[1] // group.order if planes else x.shape[1]
+            return (
+                "the norm has a scale, bias or statistic for each plane or place, not one a G-feature map",
+                f"use GBatchNorm({group}, {k}) or GLayerNorm({group}, {k}) on (N, {k}, {group.order}, ...)",
+            )
+        pads = getattr(module, "padding", None)
+        if type(module).__module__ == "torch.nn.modules.padding" and isinstance(pads, tuple):
+            return (
+                f"asymmetric padding {pads}: one side gets more than the other",
+                "pad both sides alike, or use the padding= of the layer",
+            )
+        if isinstance(module, nn.modules.conv._ConvNd | nn.Linear | nn.Bilinear | nn.Flatten) or on_group:
+            if on_group or planes or x.ndim <= 3:
+                return (
+                    f"the layer mixes the {group.order} elements (axis S) or places with weights of its own",
+                    f"use GConv or GLinear of {group}, or CosetPool and a mean or maximum over space first",
+                )
+            return (
+                "a planar convolution does not commute with rotations and reflections (paper, section 5)",
+                f"use LiftConv({group}, ...) on images",
+            )
+        return (
+            "the layer treats places or elements differently",
+            "replace it by a layer of gcnn.nn or one of torch's that acts on each value alike",
+        )
+
+
+def _stride_fault(group: Group, module: nn.Module, x: Tensor) -> tuple[str, str] | None:
+    kernel = getattr(module, "kernel_size", None)
+    if kernel is None or isinstance(module, nn.modules.conv._ConvTransposeNd):
+        return None
+
+    def spread(value: Any) -> list[int]:
+        return [value] * group.dim if isinstance(value, int) else list(value)[-group.dim :]
+
+    kernels = spread(kernel)
+    strides = spread(getattr(module, "stride", None) or kernel)
+    paddings = spread(getattr(module, "padding", 0) if not isinstance(getattr(module, "padding", 0), str) else 0)
+    dilations = spread(getattr(module, "dilation", 1))
+    for n, k, s, p, d in zip(x.shape[-group.dim :], kernels, strides, paddings, dilations, strict=True):
+        span = n + 2 * p - d * (k - 1) - 1
+        if rest := span % s:
+            return (
+                f"stride {s} does not divide {n} + 2*{p} - {d}*({k} - 1) - 1 = {span}: the windows leave {rest} over at one side",
+                f"make the size here {n - rest} or {n - rest + s}, or use stride 1 and then GAvgPool or GMaxPool({group}, {s}), "
+                "which halve even sizes exactly",
+            )
+    return None
+
+
+def _shaken(model: nn.Module) -> nn.Module:
+    """`model` with its parameters and running statistics off the values they start with, the same ones every time."""
+    generator = torch.Generator().manual_seed(0)
+
+    def noise(like: Tensor) -> Tensor:
+        return torch.randn(like.shape, generator=generator).to(like) * 0.2
+
+    for p in model.parameters():
+        if p.requires_grad and p.is_floating_point() and p.numel():
+            p.add_(noise(p) * (p.std(correction=0) + p.abs().mean() + 0.1))
+    for name, buffer in model.named_buffers():
+        if name.endswith("running_mean"):
+            buffer.add_(noise(buffer))
+        elif name.endswith("running_var"):
+            buffer.mul_(noise(buffer).exp())
+    return model

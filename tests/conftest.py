@@ -1,0 +1,3 @@
+from common import _seed
+
+__all__ = ["_seed"]
