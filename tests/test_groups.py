@@ -7,10 +7,10 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from common import ALL, every_group
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common import ALL, every_group
 from gcnn import GROUPS, Group, O, Oh, generate, p3m1, p4, p4m, p6m, p31m, pm
 from gcnn.groups import HEXAGONAL, PRISM
 
@@ -118,7 +118,7 @@ def test_space_groups_are_the_32_crystal_classes(name: str) -> None:
 
 
 def test_main_axes() -> None:
-    for name in "C2 C4 S4 D4 D2d C6 D6h".split():  # the rotation of highest order keeps the first axis
+    for name in ["C2", "C4", "S4", "D4", "D2d", "C6", "D6h"]:  # the rotation of highest order keeps the first axis
         turn = GROUPS[name].arrays[1]
         assert abs(turn[0, 0]) == 1
     assert all((GROUPS[name].arrays[1] @ [1, 1, 1]).tolist() == [1, 1, 1] for name in ("C3", "D3", "C3v"))
@@ -180,7 +180,11 @@ E = ((1, 0), (0, 1))
         ((E, ((0.5, 0), (0, 2))), (), r"element 1 = \[\[0.5, 0.0\], \[0.0, 2.0\]\] is not integer; write it in lattice coord"),
         ((E, ((2, 0), (0, 1))), (), r"element 1 = .* has determinant 2; a symmetry of a lattice has determinant 1 or -1"),
         ((E, ((1, 1), (0, 1))), (), r"element 1 = .* is not of finite order"),
-        ((E, ((0, -1), (1, 1))), (), r"element 1 = .* is not an isometry of the lattice with metric \[\[1, 0\], \[0, 1\]\]; pass"),
+        (
+            (E, ((0, -1), (1, 1))),
+            (),
+            r"element 1 = .* is not an isometry of the lattice with metric \[\[1, 0\], \[0, 1\]\]; pass",
+        ),
         ((E, ((-1, 0), (0, 1))), HEXAGONAL, r"is not an isometry of the lattice with metric \[\[2, 1\], \[1, 2\]\]"),
         ((E,), ((1, 2), (2, 1)), r"metric must be a symmetric positive definite 2x2 matrix"),
         ((E,), ((1,),), r"metric must be a symmetric positive definite 2x2 matrix"),

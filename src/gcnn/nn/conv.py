@@ -55,6 +55,7 @@ class _Filters(GModule):
             self.stabilizer = group.check_subgroup(stabilizer)
             table, inverse = self._index_table()
         self.cosets = group.order // len(self.stabilizer)
+        self.on_plane = stabilizer is not None and self.cosets == 1  # images, (N, K, *X): no axis S
         channels = (in_channels, out_channels // groups) if transposed else (out_channels, in_channels // groups)
         self.weight = nn.Parameter(torch.empty(*channels, inverse.shape[1], device=device, dtype=dtype))
         self.register_parameter("bias", nn.Parameter(torch.empty(out_channels, device=device, dtype=dtype)) if bias else None)
@@ -97,26 +98,26 @@ class _Filters(GModule):
 
     def _check_input(self, x: Tensor) -> None:
         group, k, cosets = self.group, self.in_channels, self.cosets
-        expected = (k,) if cosets == 1 else (k, cosets)
+        expected = (k,) if self.on_plane else (k, cosets)
         if x.ndim == group.dim + 1 + len(expected) and x.shape[1 : 1 + len(expected)] == expected:
             return
         remedy = f"its group {group} has dimension {group.dim}"
         if x.ndim == group.dim + 2:
-            if cosets > 1 and x.shape[1] == k * cosets:
-                remedy = f"use x.unflatten(1, ({k}, {cosets})) if these are planes"
-            elif cosets > 1:
-                remedy = "an image is lifted to the group by LiftConv first"
-            else:
+            if self.on_plane:
                 remedy = f"in_channels is {k}"
+            elif x.shape[1] == k * cosets:
+                remedy = f"use x.unflatten(1, ({k}, {cosets})) if these are planes"
+            else:
+                remedy = "an image is lifted to the group by LiftConv first"
         elif x.ndim == group.dim + 3:
-            if cosets == 1:
+            if self.on_plane:
                 remedy = "this is a map on a group already: use GConv, or CosetPool to get an image"
             elif x.shape[2] != cosets:
                 remedy = f"axis 2 counts the {cosets} elements{'' if cosets == group.order else ' (cosets)'} of {group}; "
                 remedy += "pass stabilizer= to convolve a map over cosets, use Restrict to come from a larger group"
             else:
                 remedy = f"in_channels is {k}"
-        shape = shape_text(group, k, None if cosets == 1 else cosets)
+        shape = shape_text(group, k, None if self.on_plane else cosets)
         raise ValueError(f"{self._label()}: expected input {shape}, got {tuple(x.shape)}; {remedy}")
 
     def extra_repr(self) -> str:
