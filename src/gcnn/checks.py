@@ -32,8 +32,8 @@ def check_reduce(what: str, reduce: str) -> None:
 
 def as_tuple(group: Group, value: Size | None, what: str) -> tuple[int, ...]:
     """One whole number an axis of the group's lattice."""
-    values = (value,) * group.dim if isinstance(value, int) else tuple(value or ())
-    if len(values) != group.dim or not all(isinstance(v, int) for v in values):
+    values: tuple[Any, ...] = tuple(value) if isinstance(value, Sequence) else (value,) * group.dim
+    if len(values) != group.dim or not all(isinstance(v, int) and not isinstance(v, bool) for v in values):
         raise ValueError(f"{what} must be a whole number or {group.dim} of them for {group.name}, got {value!r}")
     return values
 

@@ -185,15 +185,10 @@ class _Expand(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         ctx.save_for_backward(*inputs[1:])
-        ctx.save_for_forward(*inputs[1:])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         return _Gather.apply(grads[0], *ctx.saved_tensors), None, None
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
-        return _Expand.apply(tangents[0], *ctx.saved_tensors)
 
 
 class _Gather(torch.autograd.Function):
@@ -211,10 +206,6 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         return _Expand.apply(grads[0], *ctx.saved_tensors), None, None
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
-        return _Gather.apply(tangents[0], *ctx.saved_tensors)
 
 
 def planar_gcorr(

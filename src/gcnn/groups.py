@@ -8,7 +8,7 @@ every group is split: g = t s. This file knows neither torch nor kernels.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -38,6 +38,11 @@ class Group:
     name: str
     matrices: tuple[Matrix, ...]
     metric: Matrix = ()
+    oblique: tuple[tuple[int, tuple[int, ...]], ...] = field(init=False, compare=False)
+    """The rows (i, m) of the matrices with several entries, each once up to its sign: empty unless the lattice is hexagonal.
+
+    A cell u of a centred box belongs to the domain of the group if |m . u| stays within half the side i for all of them.
+    """
 
     def __post_init__(self) -> None:
         who = f"Group {self.name!r}"
@@ -45,6 +50,8 @@ class Group:
         gram = _as_gram(who, self.metric, arrays.shape[1])
         object.__setattr__(self, "matrices", _tuples(arrays))
         object.__setattr__(self, "metric", _tuples(gram[None])[0])
+        rows = {(i, tuple((row * np.sign(row[row != 0][0])).tolist())) for m in arrays for i, row in enumerate(m) if row.any()}
+        object.__setattr__(self, "oblique", tuple(sorted((i, row) for i, row in rows if np.count_nonzero(row) > 1)))
         if not np.array_equal(arrays[0], np.eye(self.dim)):
             raise ValueError(f"{who}: element 0 must be the identity, got {arrays[0].tolist()}; put the identity first")
         for i, m in enumerate(arrays):
@@ -121,18 +128,6 @@ class Group:
         touches = (np.abs(self.arrays).sum(0) > 0).astype(np.int64)
         mixed = np.linalg.matrix_power(touches + touches.T, self.dim) > 0  # chains of axes
         return tuple(sorted({tuple(int(j) for j in np.flatnonzero(row)) for row in mixed}))
-
-    @cached_property
-    def oblique(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """The rows (i, m) of the matrices that have several entries, each once up to its sign.
-
-        A cell u of a centred box belongs to the domain of the group if |m . u| stays within half the side i for all.
-
-        >>> p4m.oblique, p6m.oblique
-        ((), ((0, (1, 1)), (1, (1, 1))))
-        """
-        rows = {(i, tuple((row * np.sign(row[row != 0][0])).tolist())) for m in self.arrays for i, row in enumerate(m)}
-        return tuple(sorted((i, row) for i, row in rows if np.count_nonzero(row) > 1))
 
     @property
     def fills_box(self) -> bool:

@@ -91,7 +91,7 @@ def _worst(
             turned = _turn(group, h, y, out_stabilizer)
             moved = module(act(group, h, x, stabilizer=stabilizer))
             error = _distance(group, moved, turned, size)
-            if not error <= worst:
+            if _larger(worst, error) is error:
                 worst, where = error, h
     return worst, where, size
 
@@ -107,6 +107,11 @@ def _turn(group: Group, h: int, y: Tensor, stabilizer: Iterable[int] | None) -> 
 
 def _inside(group: Group, y: Tensor) -> Tensor:
     return mask_outside(group, y) if y.ndim >= group.dim + 2 else y
+
+
+def _larger(a: float, b: float) -> float:
+    """The larger of two errors; a NaN is larger than any number."""
+    return a if b <= a or a != a else b
 
 
 def _distance(group: Group, moved: Tensor, turned: Tensor, size: float) -> float:
@@ -182,15 +187,16 @@ def explain(model: nn.Module, x: Tensor, group: Group) -> Explanation:
     with torch.no_grad():
         model = _shaken(copy.deepcopy(model).eval())
         x = mask_outside(group, x)
-        probe = _Probe(model, group)
-        y = probe.record(x)
         tolerance = 100 * TOLERANCES.get(x.dtype, 1e-5)
+        probe = _Probe(model, group, tolerance)
+        y = probe.record(x)
         whole = 0.0
-        for h in group.generators:
+        for h in range(1, group.order):
             moved = act(group, h, x)
             probe.compare(h, moved)
-            whole = max(whole, min(_distance(group, model(moved), t, float(y.abs().max())) for t in probe.candidates(h, y)))
-    return Explanation(group, whole, tolerance, tuple(probe.rows(tolerance)))
+            found = model(moved)
+            whole = _larger(whole, min(_distance(group, found, t, float(y.abs().max())) for t in probe.candidates(h, y)))
+    return Explanation(group, whole, tolerance, tuple(probe.rows()))
 
 
 @dataclass
@@ -201,7 +207,7 @@ class _Call:
     module: nn.Module
     inputs: list[Tensor]
     output: Tensor | None = None
-    before: Tensor | None = None  # the output of the call before
+    size_before: tuple[int, ...] = ()  # the shape of what the call before returned
     error: float = 0.0
     error_before: float = 0.0
 
@@ -209,23 +215,24 @@ class _Call:
 class _Probe:
     """Runs a model on x and on L_h x with hooks on its leaves, handing each leaf the exact L_h of what it got before."""
 
-    def __init__(self, model: nn.Module, group: Group) -> None:
-        self.model, self.group = model, group
+    def __init__(self, model: nn.Module, group: Group, tolerance: float) -> None:
+        self.model, self.group, self.tolerance = model, group, tolerance
         self.leaves = {m: name or type(m).__name__ for name, m in model.named_modules() if not list(m.children())}
         self.calls: list[_Call] = []
         self.after = 0.0  # the error of code after the last layer
 
     def record(self, x: Tensor) -> Tensor:
-        last = x
+        last = x.shape
 
         def before(module: nn.Module, args: tuple[Any, ...]) -> None:
             inputs = [a.clone() for a in args if isinstance(a, Tensor)]
-            self.calls.append(_Call(self.leaves[module], module, inputs, before=last))
+            self.calls.append(_Call(self.leaves[module], module, inputs, size_before=tuple(last)))
 
         def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             nonlocal last
             if isinstance(output, Tensor):
-                self.calls[-1].output = last = output.clone()
+                self.calls[-1].output = output.clone()
+                last = output.shape
 
         self.output = self._run(x, before, after)
         if not isinstance(self.output, Tensor):
@@ -235,29 +242,31 @@ class _Probe:
     def compare(self, h: int, moved: Tensor) -> None:
         queue = iter(self.calls)
         call: _Call
+        last = moved  # the exact L_h of what went before
 
         def before(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            nonlocal call
+            nonlocal call, last
             call = next(queue)
             references = iter(call.inputs)
             exact = []
             for a in args:
                 if isinstance(a, Tensor):
-                    error, a = self.closest(h, next(references), a, call.before)
-                    call.error_before = max(call.error_before, error)
+                    error, last = self.closest(h, next(references), a, last)
+                    a = last.clone()
+                    call.error_before = _larger(call.error_before, error)
                 exact.append(a)
             return tuple(exact)
 
         def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+            nonlocal last
             if call.output is None:
                 return None
-            error, exact = self.closest(h, call.output, output, call.inputs[0] if call.inputs else None)
-            call.error = max(call.error, error)
-            return exact
+            error, last = self.closest(h, call.output, output, last)
+            call.error = _larger(call.error, error)
+            return last.clone()
 
         y = self._run(moved, before, after)
-        last = self.calls[-1].output if self.calls else None
-        self.after = max(self.after, self.closest(h, self.output, y, last)[0])
+        self.after = _larger(self.after, self.closest(h, self.output, y, last)[0])
 
     def _run(self, x: Tensor, before: Any, after: Any) -> Any:
         hooks = [m.register_forward_pre_hook(before) for m in self.leaves] + [m.register_forward_hook(after) for m in self.leaves]
@@ -267,15 +276,20 @@ class _Probe:
             for hook in hooks:
                 hook.remove()
 
-    def closest(self, h: int, reference: Tensor, moved: Tensor, origin: Tensor | None) -> tuple[float, Tensor]:
-        """How far `moved` is from L_h of `reference`, and that, for the best guess of how it transforms."""
+    def closest(self, h: int, reference: Tensor, moved: Tensor, before: Tensor) -> tuple[float, Tensor]:
+        """How far `moved` is from L_h of `reference`, and that, for the best guess of how it transforms.
+
+        `before` is the exact L_h of what went before, which this may be a reshape of.
+        """
         size = float(reference.abs().max())
-        candidates = self.candidates(h, reference, origin)
+        candidates = self.candidates(h, reference)
+        if before.numel() == reference.numel():
+            candidates.append(before.reshape(reference.shape))
         errors = [_distance(self.group, moved, c, size) for c in candidates]
         best = min(range(len(errors)), key=errors.__getitem__)
-        return errors[best], candidates[best]
+        return errors[best], candidates[best if errors[best] <= self.tolerance else 0].clone()
 
-    def candidates(self, h: int, y: Tensor, origin: Tensor | None = None) -> list[Tensor]:
+    def candidates(self, h: int, y: Tensor) -> list[Tensor]:
         """L_h y under each reading of the axes of y, the likely ones first."""
         group, d = self.group, self.group.dim
         found = []
@@ -287,20 +301,20 @@ class _Probe:
             found.append(_turn(group, h, y.unflatten(1, (-1, group.order)), None).flatten(1, 2))
         if y.ndim == d + 2:
             found.append(act(group, h, y))
-        if origin is not None and origin.shape[0] == y.shape[0] and origin.numel() == y.numel() and origin.shape != y.shape:
-            found += [c.reshape(y.shape) for c in self.candidates(h, origin)]  # a reshape of what came before
-        return found or [y]
+        if y.ndim < 3 or not found:
+            found.append(y)
+        return found
 
-    def rows(self, tolerance: float) -> Iterable[Row]:
+    def rows(self) -> Iterable[Row]:
         for call in self.calls:
-            if call.error_before > tolerance:
+            if not call.error_before <= self.tolerance:
                 why, remedy = self._diagnose_code(call)
                 yield Row(f"before {call.name}", "(code)", call.error_before, why, remedy)
             if call.output is not None:
                 layer = type(call.module).__name__
-                why, remedy = self._diagnose(call) if call.error > tolerance else ("", "")
+                why, remedy = self._diagnose(call) if not call.error <= self.tolerance else ("", "")
                 yield Row(call.name, layer, call.error, why, remedy)
-        if self.after > tolerance:
+        if not self.after <= self.tolerance:
             yield Row(
                 "output",
                 "(code)",
@@ -311,9 +325,9 @@ class _Probe:
 
     def _diagnose_code(self, call: _Call) -> tuple[str, str]:
         d = self.group.dim
-        x, origin = call.inputs[0], call.before
-        if origin is not None and x.ndim >= d + 2 and origin.ndim >= d + 2:
-            old, new = tuple(origin.shape[-d:]), tuple(x.shape[-d:])
+        x = call.inputs[0]
+        if x.ndim >= d + 2 and len(call.size_before) >= d + 2:
+            old, new = call.size_before[-d:], tuple(x.shape[-d:])
             if any((a - b) % 2 for a, b in zip(old, new, strict=True)):
                 return (
                     f"asymmetric padding or cropping: size {old} becomes {new}, an odd change, so one side gets more",
@@ -374,7 +388,7 @@ def _stride_fault(group: Group, module: nn.Module, x: Tensor) -> tuple[str, str]
         span = n + 2 * p - d * (k - 1) - 1
         if rest := span % s:
             return (
-                f"stride {s} does not divide {n} + 2*{p} - {d}*({k} - 1) - 1 = {span}: the windows leave {rest} over at one side",
+                f"stride {s} does not divide {n} + 2*{p} - {d * (k - 1) + 1} = {span}: the windows leave {rest} over at one side",
                 f"make the size here {n - rest} or {n - rest + s}, or use stride 1 and then GAvgPool or GMaxPool({group}, {s}), "
                 "which halve even sizes exactly",
             )

@@ -1,0 +1,187 @@
+"""Bad input to the layers: the error names the layer, what was expected, what came, and the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gcnn import Oh, line, p4, p4m, p6, p6m, pm
+from gcnn.nn import (
+    CosetPool,
+    GAdaptiveAvgPool,
+    GAvgPool,
+    GBatchNorm,
+    GConv,
+    GConvTranspose,
+    GLayerNorm,
+    GLinear,
+    GMaxPool,
+    GPool,
+    GSubsample,
+    GUpsample,
+    LiftConv,
+    Restrict,
+)
+
+
+def zeros(*shape: int) -> Tensor:
+    return torch.zeros(shape)
+
+
+AT_CONSTRUCTION: list[tuple[Callable[[], Any], type[Exception], str]] = [
+    (lambda: GConv(16, 32, 3, 1), TypeError, r"GConv: expected a Group as the first argument, such as gcnn.p4m, got 16"),  # type: ignore[arg-type]
+    (lambda: LiftConv("p4", 1, 2, 3), TypeError, r"LiftConv: expected a Group as the first argument, .* got 'p4'"),  # type: ignore[arg-type]
+    (lambda: GBatchNorm(16, 3), TypeError, r"GBatchNorm: expected a Group as the first argument"),  # type: ignore[arg-type]
+    (
+        lambda: GConv(p4m, 3, 4, 3, groups=2),
+        ValueError,
+        r"GConv\(p4m, 3 -> 4\): in_channels \(=3\) must be divisible by groups \(=2\)",
+    ),
+    (lambda: GConv(p4m, 4, 3, 3, groups=2), ValueError, r"out_channels \(=3\) must be divisible by groups \(=2\)"),
+    (lambda: GConv(p4m, 0, 3, 3), ValueError, r"in_channels must be a positive whole number, got 0"),
+    (lambda: GConv(p4m, 4, 3.0, 3), ValueError, r"out_channels must be a positive whole number, got 3.0"),  # type: ignore[arg-type]
+    (
+        lambda: GConv(p6, 1, 1, 4),
+        ValueError,
+        r"GConv\(p6, 1 -> 1\): kernel_size \(4, 4\) has empty support under p6.* use odd and equal",
+    ),
+    (
+        lambda: GConv(p4, 1, 1, (3, 5)),
+        ValueError,
+        r"kernel_size \(=\(3, 5\)\) must be equal along axes \(0, 1\), which p4 mixes; use \(3, 3\)",
+    ),
+    (lambda: GConv(p4, 1, 1, (3, 3, 3)), ValueError, r"kernel_size must be a whole number or 2 of them for p4, got \(3, 3, 3\)"),
+    (lambda: GConv(p4, 1, 1, 0), ValueError, r"kernel_size \(=\(0, 0\)\) must be at least 1"),
+    (
+        lambda: GConv(p4, 1, 1, 3, stride=(1, 2)),
+        ValueError,
+        r"stride \(=\(1, 2\)\) must be equal along axes \(0, 1\), which p4 mixes",
+    ),
+    (lambda: GConv(p4, 1, 1, 3, dilation=(1, 2)), ValueError, r"dilation \(=\(1, 2\)\) must be equal along axes"),
+    (lambda: GConv(p4, 1, 1, 3, padding=(1, 0)), ValueError, r"padding \(=\(1, 0\)\) must be equal along axes"),
+    (lambda: GConv(p4, 1, 1, 3, padding=-1), ValueError, r"padding \(=\(-1, -1\)\) must be at least 0"),
+    (lambda: GConv(p4, 1, 1, 4, padding="same"), ValueError, r'padding "same" with the even kernel_size .* use an odd kernel'),
+    (lambda: GConv(p4, 1, 1, 3, 2, "same"), ValueError, r'padding "same" needs stride 1, got \(2, 2\)'),
+    (lambda: GConv(p4, 1, 1, 3, padding="full"), ValueError, r'padding must be whole numbers, "same" or "valid", got \'full\''),
+    (lambda: GConv(p4, 1, 1, 3, padding_mode="mirror"), ValueError, r"padding_mode must be .* got 'mirror'"),  # type: ignore[arg-type]
+    (lambda: GConv(p6, 1, 1, 3, padding_mode="reflect"), ValueError, r'p6 does not map boxes to boxes; use padding_mode="zeros"'),
+    (
+        lambda: GConv(p4, 1, 1, 3, stabilizer=(0, 1)),
+        ValueError,
+        r"GConv\(p4, 1 -> 1\): \(0, 1\) is not a subgroup of p4; .* is \(0, 1, 2, 3\)",
+    ),
+    (lambda: GConv(p4, 1, 1, 3, stabilizer=(0, 9)), ValueError, r"p4 has elements 0 to 3, got 9"),
+    (
+        lambda: GConvTranspose(pm, 2, 3, 3, groups=2),
+        ValueError,
+        r"GConvTranspose\(pm, 2 -> 3\): out_channels \(=3\) must be divisible",
+    ),
+    (lambda: CosetPool(p4, (1, 2)), ValueError, r"CosetPool\(p4\): \(1, 2\) is not a subgroup of p4"),
+    (lambda: CosetPool(p4, reduce="sum"), ValueError, r'reduce must be "max" or "mean", got \'sum\''),  # type: ignore[arg-type]
+    (lambda: Restrict(p4m, (0, 1)), ValueError, r"Restrict\(p4m\): \(0, 1\) is not a subgroup"),
+    (lambda: GPool(p4, []), ValueError, r"GPool\(p4\): pool: expected at least one element \(s, t\) of p4"),
+    (lambda: GPool(p4, [(0, (1,))]), ValueError, r"expected a translation of 2 integers"),
+    (
+        lambda: GMaxPool(p4, 2, padding=2),
+        ValueError,
+        r"GMaxPool\(p4\): padding \(=\(2, 2\)\) must be at most half of kernel_size",
+    ),
+    (lambda: GMaxPool(p6, 2), ValueError, r"GMaxPool\(p6\): kernel_size \(2, 2\) has empty support"),
+    (lambda: GUpsample(p4), ValueError, r"GUpsample\(p4\): give size or scale_factor, one of the two, got None and None"),
+    (lambda: GUpsample(p4, scale_factor=1.5), ValueError, r"scale_factor must be a whole number or 2 of them for p4, got 1.5"),  # type: ignore[arg-type]
+    (lambda: GUpsample(p4, 9, mode="cubic"), ValueError, r'mode must be "nearest" or "linear", got \'cubic\''),  # type: ignore[arg-type]
+    (lambda: GUpsample(p6, scale_factor=2), ValueError, r'a hexagonal lattice is enlarged by a scale_factor with mode="linear"'),
+]
+
+
+@pytest.mark.parametrize(("build", "kind", "message"), AT_CONSTRUCTION, ids=range(len(AT_CONSTRUCTION)))
+def test_bad_arguments(build: Callable[[], Any], kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        build()
+
+
+IN_FORWARD: list[tuple[Callable[[], Any], str]] = [
+    (
+        lambda: GConv(p4m, 16, 32, 3)(zeros(4, 128, 32, 32)),
+        r"GConv\(p4m, 16 -> 32\): expected input \(N, 16, 8, H, W\), got \(4, 128, 32, 32\); use x.unflatten\(1, \(16, 8\)\) if these",
+    ),
+    (
+        lambda: GConv(p4m, 16, 32, 3)(zeros(4, 3, 32, 32)),
+        r"got \(4, 3, 32, 32\); an image is lifted to the group by LiftConv first",
+    ),
+    (
+        lambda: GConv(p4m, 16, 32, 3)(zeros(4, 16, 4, 9, 9)),
+        r"expected input \(N, 16, 8, H, W\), got \(4, 16, 4, 9, 9\); axis 2 counts the 8 elements of p4m; pass stabilizer=",
+    ),
+    (lambda: GConv(p4m, 16, 32, 3)(zeros(4, 8, 8, 9, 9)), r"got \(4, 8, 8, 9, 9\); in_channels is 16"),
+    (lambda: GConv(p4m, 16, 32, 3)(zeros(4, 16, 8, 9)), r"expected input \(N, 16, 8, H, W\), got \(4, 16, 8, 9\)"),
+    (lambda: GConv(p4m, 16, 32, 3)(zeros(4, 16, 8, 9, 9, 9)), r"got \(4, 16, 8, 9, 9, 9\); its group p4m has dimension 2"),
+    (
+        lambda: GConv(Oh, 2, 2, 3)(zeros(4, 2, 9)),
+        r"expected input \(N, 2, 48, D, H, W\), got \(4, 2, 9\); its group Oh has dimension 3",
+    ),
+    (
+        lambda: LiftConv(line, 2, 2, 3)(zeros(4, 3, 9)),
+        r"LiftConv\(line, 2 -> 2\): expected input \(N, 2, X\), got \(4, 3, 9\); in_channels is 2",
+    ),
+    (
+        lambda: LiftConv(p4, 2, 2, 3)(zeros(1, 2, 4, 9, 9)),
+        r"this is a map on a group already: use GConv, or CosetPool to get an image",
+    ),
+    (
+        lambda: GConv(p4, 2, 2, 3, stabilizer=(0, 2))(zeros(1, 2, 4, 9, 9)),
+        r"expected input \(N, 2, 2, H, W\), .* axis 2 counts the 2 elements \(cosets\) of p4",
+    ),
+    (lambda: GConvTranspose(p4, 2, 2, 3)(zeros(1, 2, 9, 9)), r"GConvTranspose\(p4, 2 -> 2\): expected input \(N, 2, 4, H, W\)"),
+    (
+        lambda: GLinear(p4, 2, 2)(zeros(1, 2, 4, 9, 9)),
+        r"GLinear\(p4, 2 -> 2\): expected input \(..., 2, 4\), got .* over space first",
+    ),
+    (
+        lambda: GBatchNorm(p4m, 16)(zeros(2, 128, 9, 9)),
+        r"GBatchNorm\(p4m, 16\): expected input \(N, 16, 8, H, W\) or an image \(N, 16, H, W\), got \(2, 128, 9, 9\); use x.unflatten",
+    ),
+    (lambda: GBatchNorm(p6m, 16)(zeros(2, 4, 12, 9, 9)), r"GBatchNorm\(p6m, 16\): expected input \(N, 16, 12, H, W\)"),
+    (lambda: GLayerNorm(p4m, 16)(zeros(2, 16, 3, 9, 9)), r"GLayerNorm\(p4m, 16\): expected input"),
+    (
+        lambda: CosetPool(p4m)(zeros(2, 16, 4, 9, 9)),
+        r"coset_pool: expected a map on p4m, \(N, K, 8, H, W\), got \(2, 16, 4, 9, 9\)",
+    ),
+    (lambda: CosetPool(p4m)(zeros(2, 16, 9, 9)), r"coset_pool: expected a map on p4m"),
+    (
+        lambda: Restrict(p4m, (0, 2))(zeros(2, 16, 9, 9)),
+        r"restrict: expected a map on p4m, \(N, K, 8, H, W\), got \(2, 16, 9, 9\)",
+    ),
+    (lambda: GPool(p4, [(0, (0, 0))])(zeros(2, 16, 9, 9)), r"pool: expected a map on p4"),
+    (
+        lambda: GSubsample(p4, 2)(zeros(2, 16, 4, 8, 8)),
+        r"only if it divides size - 1, got size \(8, 8\); crop or pad by one, or pool",
+    ),
+    (lambda: GSubsample(p4, 2, (0,))(zeros(2, 16, 9, 9)), r"an image has no point elements to restrict to"),
+    (
+        lambda: GMaxPool(p4, 2)(zeros(2, 9, 9)),
+        r"expected an image \(N, K, H, W\) or a map \(N, K, 4, H, W\) on p4, got \(2, 9, 9\)",
+    ),
+    (lambda: GAvgPool(p4, 2)(zeros(2, 2, 2, 2, 9, 9)), r"expected an image \(N, K, H, W\) or a map"),
+    (lambda: GUpsample(p4, size=12)(zeros(2, 2, 9, 9)), r"nearest neighbours from \(9, 9\) to \(12, 12\) favour one side"),
+    (
+        lambda: GAdaptiveAvgPool(p6, 2)(zeros(2, 2, 9, 9)),
+        r"p6 does not map boxes to boxes, so output_size must be 1 along axes \(0, 1\)",
+    ),
+    (
+        lambda: LiftConv(p6, 2, 2, 3)(zeros(2, 2, 8, 8)),
+        r"hexagonal lattice of p6 has equal, odd sizes along axes \(0, 1\), got \(8, 8\)",
+    ),
+    (lambda: LiftConv(p6, 2, 2, 3)(zeros(2, 2, 9, 7)), r"hexagonal lattice of p6 has equal, odd sizes"),
+    (lambda: LiftConv(p6, 2, 2, 3, 2, 1)(zeros(2, 2, 7, 7)), r"got \(4, 4\); choose size, padding and stride so that"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), IN_FORWARD, ids=range(len(IN_FORWARD)))
+def test_bad_input(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()

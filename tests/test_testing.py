@@ -1,0 +1,265 @@
+"""The tools for users must find what is planted, name it, and leave the model as it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from common import plane_groups
+from torch import Tensor, nn
+
+from gcnn import Group, Oh, linem, p4, p4m, p6m
+from gcnn.functional import act
+from gcnn.lattice import mask_outside
+from gcnn.nn import (
+    CosetPool,
+    GAdaptiveAvgPool,
+    GAvgPool,
+    GBatchNorm,
+    GConv,
+    GLinear,
+    GMaxPool,
+    LiftConv,
+)
+from gcnn.testing import assert_equivariant, equivariance_error, explain
+
+
+class Planar(nn.Module):
+    """A layer on planes (N, K S, *X), inside a net of G-maps."""
+
+    def __init__(self, inner: nn.Module, group: Group) -> None:
+        super().__init__()
+        self.inner, self.group = inner, group
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.inner(x.flatten(1, 2))
+        return y.unflatten(1, (-1, self.group.order))
+
+
+class Code(nn.Module):
+    """A function between two layers, not a leaf of the net."""
+
+    def __init__(self, function: Any, then: nn.Module) -> None:
+        super().__init__()
+        self.function, self.then = function, then
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.then(self.function(x))
+        return y
+
+
+class CumulativeSum(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.cumsum(2)
+
+
+def net(*planted: nn.Module, group: Group = p4m) -> nn.Sequential:
+    return nn.Sequential(
+        LiftConv(group, 1, 4, 3, padding=1),
+        GBatchNorm(group, 4),
+        nn.ReLU(),
+        *planted,
+        GConv(group, 4, 4, 3, padding=1),
+        nn.ReLU(inplace=True),
+        CosetPool(group),
+        GAdaptiveAvgPool(group, 1),
+        nn.Flatten(),
+        nn.Linear(4, 3),
+    )
+
+
+@plane_groups
+def test_explain_is_clean_for_a_sound_network(group: Group) -> None:
+    model = net(GMaxPool(group, 3, 2, 1), group=group)
+    found = explain(model, torch.rand(2, 1, 9, 9), group)
+    assert found.exact
+    assert found.first is None
+    assert found.error < 1e-5
+    assert [row.layer for row in found.rows][:4] == ["LiftConv", "GBatchNorm", "ReLU", "GMaxPool"]
+    assert str(found).splitlines()[-1].startswith(f"equivariant to {group}")
+
+
+@pytest.mark.parametrize("group", [linem, Oh], ids=str)
+def test_explain_works_in_every_dimension(group: Group) -> None:
+    assert explain(net(group=group), torch.rand(1, 1, *(7,) * group.dim), group).exact
+    broken = net(GConv(group, 4, 4, 3, stride=2), group=group)
+    assert explain(broken, torch.rand(1, 1, *(8,) * group.dim), group).first is not None or group.order == 1
+
+
+BatchNormTrained = nn.BatchNorm2d(32)
+PLANTED: dict[str, tuple[Any, str, str, str]] = {
+    "stride": (
+        lambda: GConv(p4m, 4, 4, 3, stride=2, padding=1),
+        "3",
+        r"stride 2 does not divide 12 \+ 2\*1 - 3 = 11: the windows leave 1 over at one side",
+        r"make the size here 11 or 13, or use stride 1 and then GAvgPool or GMaxPool\(p4m, 2\)",
+    ),
+    "pool": (lambda: GMaxPool(p4m, 3, 2), "3", r"stride 2 does not divide 12", "make the size here 11 or 13"),
+    "torch's pool": (lambda: Planar(nn.MaxPool2d(3, 2), p4m), "3.inner", r"stride 2 does not divide 12", "make the size"),
+    "norm": (
+        lambda: Planar(nn.BatchNorm2d(32), p4m),  # fresh: its faults do not show before training
+        "3.inner",
+        "the norm has a scale, bias or statistic for each plane",
+        r"use GBatchNorm\(p4m, 4\)",
+    ),
+    "layer norm": (lambda: nn.LayerNorm((4, 8, 12, 12)), "3", "the norm has a scale, bias or statistic", r"GBatchNorm\(p4m, 4\)"),
+    "padding": (
+        lambda: nn.ConstantPad3d((0, 1, 0, 1, 0, 0), 0.0),
+        "3",
+        r"asymmetric padding \(0, 1, 0, 1, 0, 0\)",
+        "pad both sides alike",
+    ),
+    "zero padding": (lambda: Planar(nn.ZeroPad2d((1, 0, 1, 0)), p4m), "3.inner", "asymmetric padding", "pad both sides alike"),
+    "F.pad": (
+        lambda: Code(lambda x: F.pad(x, (1, 0, 1, 0)), GConv(p4m, 4, 4, 3)),
+        "before 3.then",
+        r"asymmetric padding or cropping: size \(12, 12\) becomes \(13, 13\)",
+        "pad and crop both sides alike",
+    ),
+    "mixing S by a convolution": (lambda: Planar(nn.Conv2d(32, 32, 1), p4m), "3.inner", "mixes the 8 elements", "use GConv"),
+    "mixing S by Conv3d": (lambda: nn.Conv3d(4, 4, (3, 1, 1), padding=(1, 0, 0)), "3", "mixes the 8 elements", "use GConv"),
+    "mixing S by code": (CumulativeSum, "3", "mixes the 8 elements", "use GConv"),
+    "code that knows the element": (
+        lambda: Code(lambda x: x + torch.arange(8.0)[:, None, None], GConv(p4m, 4, 4, 3)),
+        "before 3.then",
+        "the code before this layer is not equivariant",
+        "add nothing that depends on the place or on the element",
+    ),
+    "code that knows the place": (
+        lambda: Code(lambda x: x + torch.arange(12.0), GConv(p4m, 4, 4, 3)),
+        "before 3.then",
+        "the code before this layer is not equivariant",
+        "add nothing that depends on the place",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_explain_finds_what_is_planted(name: str) -> None:
+    import re
+
+    build, where, why, remedy = PLANTED[name]
+    found = explain(net(build()), torch.rand(2, 1, 12, 12), p4m)
+    assert not found.exact
+    assert found.first is not None
+    assert found.first.name == where
+    assert re.search(why, found.first.why)
+    assert re.search(remedy, found.first.remedy)
+    assert sum(bool(row.why) for row in found.rows) == 1, str(found)  # each row shows its own error, not what came before
+    assert re.search(why, str(found))
+    assert f"first broken by {where}" in str(found)
+
+
+def test_explain_finds_two_faults() -> None:
+    model = net(GConv(p4m, 4, 4, 3, stride=2, padding=1), Planar(nn.BatchNorm2d(32), p4m))
+    found = explain(model, torch.rand(2, 1, 12, 12), p4m)
+    assert [row.name for row in found.rows if row.why] == ["3", "4.inner"]
+
+
+def test_explain_finds_a_planar_first_layer_and_a_head_on_planes() -> None:
+    planar = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU())
+    found = explain(planar, torch.rand(1, 1, 9, 9), p4m)
+    assert found.first is not None
+    assert "planar convolution" in found.first.why
+    assert "LiftConv(p4m" in found.first.remedy
+    flat = nn.Sequential(LiftConv(p4m, 1, 4, 3), nn.Flatten(), nn.Linear(4 * 8 * 49, 10))
+    found = explain(flat, torch.rand(1, 1, 9, 9), p4m)
+    assert found.first is not None
+    assert found.first.name == "2"
+    assert "mixes" in found.first.why
+
+
+def test_explain_follows_vectors_on_the_group_and_cosets() -> None:
+    model = nn.Sequential(
+        LiftConv(p4m, 1, 4, 3),
+        CosetPool(p4m, p4m.subgroup(1)),
+        GConv(p4m, 4, 4, 3, stabilizer=p4m.subgroup(1)),
+        GAdaptiveAvgPool(p4m, 1),
+        nn.Flatten(3),
+        nn.Flatten(2),
+        GLinear(p4m, 4, 3),
+        CosetPool(p4m, reduce="mean"),
+    )
+    found = explain(model, torch.rand(1, 1, 9, 9), p4m)
+    assert found.exact, str(found)
+
+
+def test_explain_finds_code_after_the_last_layer() -> None:
+    class Head(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = LiftConv(p4, 1, 3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.conv(x)
+            return y[:, :, 0, 0, :1].flatten(1)
+
+    found = explain(Head(), torch.rand(1, 1, 9, 9), p4)
+    assert found.first is not None
+    assert found.first.name == "output"
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = net().train()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    explain(model, torch.rand(2, 1, 9, 9), p4m)
+    equivariance_error(model, p4m, torch.rand(2, 1, 9, 9))
+    assert model.training
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_assert_equivariant_can_fail() -> None:
+    x = torch.rand(1, 1, 9, 9)
+    with pytest.raises(
+        AssertionError, match=r"Conv2d is not equivariant to p4: error .* under element \d = .*explain\(model, x, p4\)"
+    ):
+        assert_equivariant(nn.Conv2d(1, 1, 3), p4, x)
+    with pytest.raises(AssertionError, match="the output is zero everywhere"):
+        assert_equivariant(torch.zeros_like, p4, x)
+    with pytest.raises(AssertionError, match="not equivariant"):
+        assert_equivariant(lambda t: t * float("nan"), p4, x)
+    with pytest.raises(AssertionError, match="not equivariant"):
+        assert_equivariant(lambda t: t[..., 1:, :], p4, torch.rand(1, 1, 9, 9))  # another shape
+    with pytest.raises(TypeError, match="expected a module that returns one tensor, got tuple; wrap it"):
+        equivariance_error(lambda t: (t, t), p4, x)
+    with pytest.raises(ValueError, match="stabilizer= for a map over cosets"):
+        equivariance_error(CosetPool(p4m, (0, 2)), p4m, torch.rand(1, 1, 8, 5, 5))
+    with pytest.raises(TypeError, match="explain: expected an nn.Module, got function"):
+        explain(lambda t: t, x, p4)  # type: ignore[arg-type]
+
+
+def test_errors_are_relative_and_over_all_elements() -> None:
+    x = torch.rand(1, 1, 8, 5, 5, dtype=torch.float64)
+    weights = torch.ones(8, dtype=torch.float64)
+    weights[6] = 1.5
+
+    def scaled(t: Tensor) -> Tensor:
+        return t * weights[:, None, None]
+
+    expected = max(
+        float((scaled(act(p4m, h, x)) - act(p4m, h, scaled(x))).abs().max()) / float(scaled(x).abs().max()) for h in range(8)
+    )
+    assert equivariance_error(scaled, p4m, x) == pytest.approx(expected)
+    assert equivariance_error(lambda t: 1000 * scaled(t), p4m, x) == pytest.approx(expected)
+
+
+def test_only_the_domain_counts_on_a_hexagonal_lattice() -> None:
+    x = torch.rand(1, 2, 9, 9, dtype=torch.float64)  # not zero outside
+    assert equivariance_error(nn.Sigmoid(), p6m, x) < 1e-12
+    assert equivariance_error(nn.Sequential(LiftConv(p6m, 2, 2, 3), GAvgPool(p6m, 3, 1)).double(), p6m, x) < 1e-12
+    assert equivariance_error(lambda t: t + torch.arange(9), p6m, mask_outside(p6m, x)) > 0.1
+
+
+def test_a_nan_is_never_lost() -> None:
+    class Poison(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * (float("nan") if x[0, 0, 0, 0, 0] < x[0, 0, 0, -1, -1] else 1.0)
+
+    x = torch.arange(25.0).reshape(1, 1, 1, 5, 5).expand(1, 1, 4, 5, 5)
+    assert not equivariance_error(Poison(), p4, x) <= 1e9
+    assert not equivariance_error(Poison(), p4, x.flip(-1, -2)) <= 1e9
+    assert not explain(nn.Sequential(Poison(), nn.ReLU()), x.flip(-1, -2), p4).exact

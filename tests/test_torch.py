@@ -1,0 +1,302 @@
+"""The layers are ordinary torch modules: compile, export, autocast, copies, checkpoints, function transforms."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from common import feature_map, image, some_groups
+from torch import Tensor, nn
+from torch._inductor.exc import InductorError
+from torch.nn.utils import prune
+
+from gcnn import GROUPS, Group, p4, p4m, p6m
+from gcnn.functional import coset_pool, gcorr
+from gcnn.nn import (
+    CosetPool,
+    GAdaptiveAvgPool,
+    GAvgPool,
+    GBatchNorm,
+    GConv,
+    GConvTranspose,
+    GLayerNorm,
+    GLinear,
+    GMaxPool,
+    GPool,
+    GSubsample,
+    GUpsample,
+    LiftConv,
+    Restrict,
+)
+
+
+def network(group: Group) -> nn.Sequential:
+    """Every layer of the library in one net, image (N, 2, 9...) to classes (N, 3)."""
+    half = group.subgroups()[-2] if len(group.subgroups()) > 1 else (0,)
+    restrict = Restrict(group, half)
+    sub = restrict.out_group
+    mode: Any = "nearest" if group.fills_box else "linear"
+    return nn.Sequential(
+        LiftConv(group, 2, 4, 3, padding=1),
+        GBatchNorm(group, 4),
+        nn.ReLU(),
+        GConv(group, 4, 4, 3, padding=1, groups=2),
+        GLayerNorm(group, 4),
+        GMaxPool(group, 3, 2, 1),
+        GUpsample(group, scale_factor=2, mode=mode),
+        GConvTranspose(group, 4, 4, 3, padding=1),
+        GPool(group, [(0, (0,) * group.dim), (group.order - 1, (1,) * group.dim)]),
+        GAvgPool(group, 3, 1, 1),
+        CosetPool(group, half, "mean"),
+        GConv(group, 4, 4, 3, padding=1, stabilizer=half) if len(half) < group.order else nn.Identity(),
+        restrict,
+        GConv(sub, 4 * group.order // len(half), 4, 1),
+        GAdaptiveAvgPool(sub, 1),
+        nn.Flatten(3),
+        nn.Flatten(2),
+        GLinear(sub, 4, 3),
+        CosetPool(sub),
+    )
+
+
+def pair(group: Group, dtype: torch.dtype = torch.float32) -> tuple[nn.Sequential, Tensor]:
+    return network(group).to(dtype).eval(), image(group, size=9, dtype=dtype)
+
+
+@some_groups
+def test_compile(group: Group) -> None:
+    net, x = pair(group)
+    torch._dynamo.reset()
+    compiled = torch.compile(net, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), net(x), rtol=1e-4, atol=1e-4)
+    compiled(x).sum().backward()
+    grads = {k: p.grad for k, p in net.named_parameters()}
+    net.zero_grad()
+    net(x).sum().backward()
+    for k, p in net.named_parameters():
+        torch.testing.assert_close(grads[k], p.grad, rtol=1e-3, atol=1e-4)
+
+
+def test_compile_with_inductor_trains() -> None:
+    net = nn.Sequential(LiftConv(p4m, 1, 4, 3), GBatchNorm(p4m, 4), nn.ReLU(), GConv(p4m, 4, 4, 3), CosetPool(p4m))
+    x = torch.randn(2, 1, 9, 9)
+    torch._dynamo.reset()
+    compiled = torch.compile(copy.deepcopy(net), fullgraph=True)
+    optimizers = [torch.optim.SGD(m.parameters(), 0.1) for m in (net, compiled)]
+    for _ in range(3):
+        for m, optimizer in zip((net, compiled), optimizers, strict=True):
+            optimizer.zero_grad()
+            m(x).square().mean().backward()
+            optimizer.step()
+    torch.testing.assert_close(compiled(x), net(x), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.xfail(reason="inductor 2.13 fails on compiled training with changing sizes (pytorch #185510)", raises=InductorError)
+def test_compiled_training_with_changing_sizes() -> None:
+    torch._dynamo.reset()
+    net = torch.compile(nn.Sequential(LiftConv(p4, 1, 4, 3), nn.ReLU(), GConv(p4, 4, 4, 3)), fullgraph=True)
+    for n in (9, 11, 13):
+        net(torch.randn(2, 1, n, n)).sum().backward()
+
+
+@some_groups
+def test_export(group: Group) -> None:
+    net, x = pair(group)
+    exported = torch.export.export(net, (x,))
+    torch.testing.assert_close(exported.module()(x), net(x))
+
+
+def test_export_with_a_batch_of_any_size() -> None:
+    net, x = pair(p4)
+    exported = torch.export.export(net, (x,), dynamic_shapes=({0: torch.export.Dim("n", min=1)},))
+    more = image(p4, size=9, n=5, dtype=torch.float32)
+    torch.testing.assert_close(exported.module()(more), net(more))
+
+
+@some_groups
+def test_autocast(group: Group) -> None:
+    net, x = pair(group)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = net(x)
+        assert net[0](x).dtype == torch.bfloat16
+    assert (y.float() - net(x)).abs().max() < 0.05 * net(x).abs().max()
+    net.train()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        net(x).sum().backward()
+    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in net.parameters())
+
+
+@pytest.mark.parametrize("group", [p4m, p6m], ids=str)
+def test_float64_and_lower_precisions(group: Group) -> None:
+    net, x = pair(group, torch.float64)
+    assert net(x).dtype == torch.float64
+    expected = net(x)
+    assert (net.bfloat16()(x.bfloat16()).double() - expected).abs().max() < 0.1 * expected.abs().max()
+
+
+@pytest.mark.parametrize("group", [p4m, p6m], ids=str)
+def test_channels_last(group: Group) -> None:
+    net, x = pair(group)
+    expected = net(x)
+    net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    torch.testing.assert_close(net(x.to(memory_format=torch.channels_last)), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_channels_last_flows_through_a_layer_without_a_copy() -> None:
+    conv = GConv(p4m, 4, 4, 3)
+    x = torch.randn(2, 32, 9, 9).to(memory_format=torch.channels_last).unflatten(1, (4, 8))
+    assert x.flatten(1, 2).data_ptr() == x.data_ptr()  # both layouts are views of one another
+    assert conv(x).flatten(1, 2).is_contiguous(memory_format=torch.channels_last)
+
+
+@some_groups
+def test_deepcopy_and_pickle(group: Group) -> None:
+    net, x = pair(group)
+    expected = net(x)
+    clone = copy.deepcopy(net)
+    torch.testing.assert_close(clone(x), expected, rtol=0, atol=0)
+    torch.testing.assert_close(pickle.loads(pickle.dumps(net))(x), expected, rtol=0, atol=0)
+    file = io.BytesIO()
+    torch.save(net, file)
+    file.seek(0)
+    torch.testing.assert_close(torch.load(file, weights_only=False)(x), expected, rtol=0, atol=0)
+    with torch.no_grad():
+        next(clone.parameters()).add_(1)
+    torch.testing.assert_close(net(x), expected, rtol=0, atol=0)
+
+
+@some_groups
+def test_meta_device(group: Group) -> None:
+    with torch.device("meta"):
+        net = network(group)
+    assert all(t.is_meta for t in (*net.parameters(), *net.buffers()))
+    assert net.eval()(image(group, size=9, dtype=torch.float32).to("meta")).is_meta
+    net = net.to_empty(device="cpu")
+    for m in net.modules():
+        if hasattr(m, "reset_parameters"):
+            m.reset_parameters()
+    real, x = pair(group)
+    net.load_state_dict(real.state_dict())
+    torch.testing.assert_close(net(x), real(x), rtol=0, atol=0)
+    with torch.device("meta"):
+        late = network(group).eval()
+    late.load_state_dict(real.state_dict(), assign=True)  # the tables come with the weights
+    torch.testing.assert_close(late(x), real(x), rtol=0, atol=0)
+    assert GConv(group, 2, 2, 3, device="meta", dtype=torch.float64).weight.dtype == torch.float64
+
+
+@some_groups
+def test_vmap_and_grad(group: Group) -> None:
+    conv = GConv(group, 2, 3, 3).double()
+    params = {k: v.detach() for k, v in conv.named_parameters()}
+    x = feature_map(group, n=4)
+
+    def loss(p: dict[str, Tensor], sample: Tensor) -> Tensor:
+        y: Tensor = torch.func.functional_call(conv, p, (sample[None],))
+        return y.square().sum()
+
+    each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(params, x)  # gradients of each sample
+    for i in range(4):
+        one = torch.func.grad(loss)(params, x[i])
+        for k in params:
+            torch.testing.assert_close(each[k][i], one[k])
+    stacked = {k: torch.stack([v, 2 * v]) for k, v in params.items()}  # two models at once
+    both = torch.func.vmap(loss, in_dims=(0, None))(stacked, x[0])
+    torch.testing.assert_close(both[1], 4 * both[0])
+
+
+@some_groups
+def test_double_backward(group: Group) -> None:
+    conv = GConv(group, 2, 2, 3).double()
+    x = feature_map(group, n=1, size=3).requires_grad_()
+    (dx,) = torch.autograd.grad(conv(x).square().sum(), x, create_graph=True)
+    dx.square().sum().backward()
+    assert conv.weight.grad is not None
+    eps, direction = 1e-5, torch.randn_like(conv.weight)
+
+    def penalty(shift: float) -> float:
+        with torch.no_grad():
+            conv.weight.add_(shift * direction)
+        (g,) = torch.autograd.grad(conv(x).square().sum(), x)
+        with torch.no_grad():
+            conv.weight.sub_(shift * direction)
+        return float(g.square().sum())
+
+    numeric = (penalty(eps) - penalty(-eps)) / (2 * eps)
+    assert abs(float((conv.weight.grad * direction).sum()) - numeric) < 1e-4 * abs(numeric)
+
+
+# --- checkpoints ---------------------------------------------------------------------------------------------------------
+
+
+@some_groups
+def test_state_dict_holds_weight_and_bias_only(group: Group) -> None:
+    for layer in (LiftConv(group, 2, 3, 3), GConv(group, 2, 3, 3), GConvTranspose(group, 2, 3, 3), GLinear(group, 2, 3)):
+        assert list(layer.state_dict()) == ["weight", "bias"]
+        assert layer.weight.ndim == 3
+    for empty in (CosetPool(group), GMaxPool(group, 3), GPool(group, [(0, (0,) * group.dim)]), GSubsample(group)):
+        assert not empty.state_dict()
+    net = network(group)
+    in_train = {k: v.clone() for k, v in net.train().state_dict().items()}
+    in_eval = net.eval().state_dict()
+    assert list(in_train) == list(in_eval)
+    assert all(torch.equal(in_train[k], in_eval[k]) for k in in_train)
+    for mode in (True, False):
+        other = network(group).train(mode)
+        other.load_state_dict(in_eval, strict=True)
+        net.train(mode)
+    x = image(group, size=9, dtype=torch.float32)
+    torch.testing.assert_close(other.eval()(x), net.eval()(x), rtol=0, atol=0)
+
+
+def test_checkpoints_are_small() -> None:
+    conv = GConv(GROUPS["Oh"], 16, 16, 3)
+    file = io.BytesIO()
+    torch.save(conv.state_dict(), file)
+    assert file.tell() < 1.01 * 4 * (conv.weight.numel() + 16) + 4096
+
+
+def changes(net: nn.Module, x: Tensor, change: Callable[[], Any]) -> None:
+    before = net(x).detach()
+    change()
+    assert not torch.equal(net(x), before)
+
+
+def test_weights_changed_in_eval_show_in_the_next_call() -> None:
+    net, x = pair(p4m)
+    conv: Any = net[3]
+    torch.testing.assert_close(net(x), net(x), rtol=0, atol=0)
+    with torch.no_grad():
+        changes(net, x, lambda: conv.weight.mul_(0.9))  # an exponential moving average
+    changes(net, x, lambda: prune.l1_unstructured(conv, "weight", amount=0.5))
+    prune.remove(conv, "weight")
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    net(x).sum().backward()  # fine-tuning in eval mode
+    changes(net, x, optimizer.step)
+    changes(net, x, lambda: net.load_state_dict(network(p4m).state_dict()))
+
+
+def test_models_share_nothing() -> None:
+    a, x = pair(p4m)
+    b, _ = pair(p4m)
+    expected = b(x)
+    a.double()
+    assert a(x.double()).dtype == torch.float64
+    assert b(x).dtype == torch.float32
+    torch.testing.assert_close(b(x), expected, rtol=0, atol=0)
+    with torch.inference_mode():
+        GConv(p4m, 2, 2, 5)(torch.randn(1, 2, 8, 9, 9))
+    GConv(p4m, 2, 2, 5)(torch.randn(1, 2, 8, 9, 9)).sum().backward()  # tables made under inference_mode do not leak
+
+
+def test_functions_compile() -> None:
+    torch._dynamo.reset()
+    x = torch.randn(2, 3, 8, 9, 9)
+    compiled = torch.compile(lambda t: coset_pool(p4m, t.relu()), fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(x), coset_pool(p4m, x.relu()))
+    assert gcorr(p4m, x, torch.randn(2, 3, 8, 3, 3)).shape == (2, 2, 8, 7, 7)
