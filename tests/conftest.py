@@ -1,4 +1,5 @@
 import torch
+
 from common import _seed
 
 __all__ = ["_seed"]

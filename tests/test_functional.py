@@ -93,6 +93,12 @@ def test_act_is_a_homomorphism(group: Group, data: st.DataObject) -> None:
     assert torch.equal(both, act(group, c, x, v, stabilizer))
 
 
+def pick(x: Tensor, s: int, place: tuple[int, ...]) -> Tensor:
+    """The values (N, K) of a map at an element and a place."""
+    at: tuple[int | slice, ...] = (slice(None), slice(None), s, *place)
+    return x[at]
+
+
 @every_group
 def test_involution(group: Group) -> None:
     f = feature_map(group)
@@ -108,7 +114,7 @@ def test_involution(group: Group) -> None:
             g = group.matrix(s, [u - c for u, c in zip(place, half, strict=True)])
             k, t = group.decode(np.rint(np.linalg.inv(g)).astype(int))
             source = tuple(u + c for u, c in zip(t, half, strict=True))
-            assert torch.equal(star[(slice(None), slice(None), s, *place)], f[(slice(None), slice(None), k, *source)])
+            assert torch.equal(pick(star, s, place), pick(f, k, source))
         if group.dim == 3 and s > 3:
             break
 
@@ -135,13 +141,16 @@ def brute_force(group: Group, f: Tensor, psi: Tensor, stabilizer: tuple[int, ...
         """A name for g K that is the same for all its elements."""
         return (tuple(matrix[:-1, -1].tolist()), min((matrix[:-1, :-1] @ group.arrays[k]).tobytes() for k in stabilizer))
 
+    def value(x: Tensor, *at: int) -> float:
+        return float(x[at])
+
     filters = {
-        coset(group.matrix(first[c], u)): float(psi[(c, *p)])
+        coset(group.matrix(first[c], u)): value(psi, c, *p)
         for c in range(len(first))
         for p, u in doubled(tuple(psi.shape[1:]))
         if support(group, tuple(psi.shape[1:]))[p]
     }
-    domain = [(group.matrix(first[c], u), float(f[(c, *p)])) for c in range(len(first)) for p, u in doubled(tuple(f.shape[1:]))]
+    domain = [(group.matrix(first[c], u), value(f, c, *p)) for c in range(len(first)) for p, u in doubled(tuple(f.shape[1:]))]
     matrices = np.array([m for m, value in domain if value != 0])
     values = [value for _, value in domain if value != 0]
     result = torch.zeros(group.order, *out, dtype=torch.float64)
@@ -149,7 +158,8 @@ def brute_force(group: Group, f: Tensor, psi: Tensor, stabilizer: tuple[int, ...
         for place, t in doubled(out):
             inverse = np.rint(np.linalg.inv(group.matrix(s, t))).astype(np.int64)
             moved = inverse @ matrices
-            result[(s, *place)] = sum(v * filters.get(coset(m), 0.0) for m, v in zip(moved, values, strict=True))
+            at = (s, *place)
+            result[at] = sum(v * filters.get(coset(m), 0.0) for m, v in zip(moved, values, strict=True))
     return result
 
 

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from common import ALL
 from torch import Tensor, nn
 
+from common import ALL
 from gcnn import GROUPS, p6m
 from gcnn.functional import act
 from gcnn.indices import support
@@ -24,7 +24,7 @@ def smooth(height: int, width: int, angle: float = 0.0) -> Tensor:
     c, s = math.cos(angle), math.sin(angle)
     u, v = c * x - s * y, s * x + c * y  # rows point down
     blobs = ((6, 2, 1.0), (-4, 5, -0.7), (1, -7, 0.9))
-    return sum(a * torch.exp(-((u - p) ** 2 + (v - q) ** 2) / 18) for p, q, a in blobs)[None, None]  # type: ignore[return-value,index]
+    return sum(a * torch.exp(-((u - p) ** 2 + (v - q) ** 2) / 18) for p, q, a in blobs)[None, None]  # type: ignore[index]
 
 
 def test_masks_in_torch_and_numpy_agree() -> None:

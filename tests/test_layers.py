@@ -268,7 +268,7 @@ def test_without_symmetry_layers_are_those_of_torch() -> None:
     theirs_t.load_state_dict({k: v.reshape(theirs_t.state_dict()[k].shape) for k, v in ours_t.state_dict().items()})
     torch.testing.assert_close(ours_t(x[:, :, None])[:, :, 0], theirs_t(x))
     for mode in ("reflect", "replicate", "circular"):
-        ours_m, theirs_m = LiftConv(p1, 4, 6, 3, padding=1, padding_mode=mode), nn.Conv2d(4, 6, 3, padding=1, padding_mode=mode)  # type: ignore[arg-type]
+        ours_m, theirs_m = LiftConv(p1, 4, 6, 3, padding=1, padding_mode=mode), nn.Conv2d(4, 6, 3, padding=1, padding_mode=mode)
         theirs_m.load_state_dict({k: v.reshape(theirs_m.state_dict()[k].shape) for k, v in ours_m.state_dict().items()})
         torch.testing.assert_close(ours_m(x)[:, :, 0], theirs_m(x))
 
@@ -310,9 +310,9 @@ def test_batch_norm_has_one_statistic_a_map(group: Group) -> None:
 def test_batch_norm_follows_torch_in_its_options() -> None:
     for options in ({"momentum": None}, {"affine": False}, {"track_running_stats": False}, {"eps": 0.1, "momentum": 0.3}):
         ours, hexagonal, theirs = (
-            GBatchNorm(p4, 3, **options),  # type: ignore[arg-type]
-            GBatchNorm(p6, 3, **options),  # type: ignore[arg-type]
-            nn.BatchNorm3d(3, **options),  # type: ignore[arg-type]
+            GBatchNorm(p4, 3, **options),
+            GBatchNorm(p6, 3, **options),
+            nn.BatchNorm3d(3, **options),
         )
         for step in range(3):
             x = torch.randn(4, 3, 4, 5, 5)
@@ -320,7 +320,7 @@ def test_batch_norm_follows_torch_in_its_options() -> None:
             single = torch.randn(4, 3, 6, 1, 1)  # a hexagon of one cell has nothing outside
             nn.BatchNorm3d.__call__  # noqa: B018
             if step == 0:
-                planar = nn.BatchNorm3d(3, **options)  # type: ignore[arg-type]
+                planar = nn.BatchNorm3d(3, **options)
             torch.testing.assert_close(hexagonal(single), planar(single))
         for a, b in ((ours, theirs), (hexagonal, planar)):
             for mine, other in zip(a.state_dict().values(), b.state_dict().values(), strict=True):

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from common import plane_groups
 from torch import Tensor, nn
 
+from common import plane_groups
 from gcnn import Group, Oh, linem, p4, p4m, p6m
 from gcnn.functional import act
 from gcnn.lattice import mask_outside
@@ -228,7 +228,7 @@ def test_assert_equivariant_can_fail() -> None:
         equivariance_error(lambda t: (t, t), p4, x)
     with pytest.raises(ValueError, match="stabilizer= for a map over cosets"):
         equivariance_error(CosetPool(p4m, (0, 2)), p4m, torch.rand(1, 1, 8, 5, 5))
-    with pytest.raises(TypeError, match="explain: expected an nn.Module, got function"):
+    with pytest.raises(TypeError, match=r"explain: expected an nn.Module, got function"):
         explain(lambda t: t, x, p4)  # type: ignore[arg-type]
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from common import feature_map, image, some_groups
 from torch import Tensor, nn
 from torch._inductor.exc import InductorError
 from torch.nn.utils import prune
 
+from common import feature_map, image, some_groups
 from gcnn import GROUPS, Group, p4, p4m, p6m
 from gcnn.functional import coset_pool, gcorr
 from gcnn.nn import (
@@ -86,7 +86,7 @@ def test_compile_with_inductor_trains() -> None:
     net = nn.Sequential(LiftConv(p4m, 1, 4, 3), GBatchNorm(p4m, 4), nn.ReLU(), GConv(p4m, 4, 4, 3), CosetPool(p4m))
     x = torch.randn(2, 1, 9, 9)
     torch._dynamo.reset()
-    compiled = torch.compile(copy.deepcopy(net), fullgraph=True)
+    compiled: Any = torch.compile(copy.deepcopy(net), fullgraph=True)
     optimizers = [torch.optim.SGD(m.parameters(), 0.1) for m in (net, compiled)]
     for _ in range(3):
         for m, optimizer in zip((net, compiled), optimizers, strict=True):
@@ -178,8 +178,9 @@ def test_meta_device(group: Group) -> None:
     assert net.eval()(image(group, size=9, dtype=torch.float32).to("meta")).is_meta
     net = net.to_empty(device="cpu")
     for m in net.modules():
-        if hasattr(m, "reset_parameters"):
-            m.reset_parameters()
+        reset: Any = getattr(m, "reset_parameters", None)
+        if reset is not None:
+            reset()
     real, x = pair(group)
     net.load_state_dict(real.state_dict())
     torch.testing.assert_close(net(x), real(x), rtol=0, atol=0)

@@ -1,0 +1,95 @@
+"""What a user meets first: the README and the examples run, the import is quick, layers are built in no time."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import gcnn
+from gcnn import Oh, p4m
+from gcnn.nn import GConv
+
+ROOT = Path(__file__).parent.parent
+
+
+def run(*arguments: str, cwd: Path) -> str:
+    done = subprocess.run([sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+def test_code_in_pages_runs(page: str, tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S)
+    assert blocks
+    for block in blocks:
+        run("-c", block, cwd=tmp_path)
+
+
+def test_the_readme_keeps_its_promise_of_fifteen_lines() -> None:
+    first = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)[0]
+    assert len([line for line in first.splitlines() if line.strip()]) <= 15
+
+
+def test_the_readme_names_every_group_and_layer() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert f"all {len(gcnn.GROUPS)}" in re.sub(r"\s+", " ", text)
+    for name in gcnn.nn.__all__:
+        assert name in text
+    assert "`make test`" in text
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.name)
+def test_examples_run(path: Path, tmp_path: Path) -> None:
+    assert run(str(path), cwd=tmp_path)
+
+
+def test_import_is_quick_and_brings_nothing_heavy() -> None:
+    code = (
+        "import sys, time, torch; t = time.perf_counter(); import gcnn, gcnn.nn, gcnn.functional, gcnn.testing, gcnn.plot;"
+        "print(time.perf_counter() - t); assert not {'matplotlib', 'safetensors', 'scipy', 'PIL'} & set(sys.modules)"
+    )
+    assert min(float(run("-c", code, cwd=ROOT)) for _ in range(3)) < 0.2
+
+
+def test_layers_are_built_in_no_time() -> None:
+    code = (
+        "import time; from gcnn import Oh; from gcnn.nn import GConv; t = time.perf_counter(); GConv(Oh, 16, 16, 3);"
+        "print(time.perf_counter() - t)"
+    )
+    assert min(float(run("-c", code, cwd=ROOT)) for _ in range(2)) < 0.3  # the very first layer, tables and all
+    assert GConv(Oh, 16, 16, 3).weight.numel() == 16 * 16 * 48 * 27
+    GConv(p4m, 16, 16, 3)
+    times = []
+    for _ in range(20):
+        start = time.perf_counter()
+        GConv(p4m, 16, 16, 3)
+        times.append(time.perf_counter() - start)
+    assert sorted(times)[10] < 0.005
+
+
+def test_the_core_needs_torch_and_numpy_only() -> None:
+    used = {
+        m.split(".")[0]
+        for path in (ROOT / "src").rglob("*.py")
+        for m in re.findall(r"^(?:import|from) (\w[\w.]*)", path.read_text(), re.M)  # at the top: what every user imports
+    }
+    assert used - set(sys.stdlib_module_names) == {"gcnn", "numpy", "torch"}
+
+
+def test_imports_go_one_way() -> None:
+    order = ["groups", "indices", "lattice", "checks", "pooling", "functional", "nn", "testing", "plot"]
+    for path in (ROOT / "src/gcnn").glob("*.py"):
+        if path.stem in order:
+            for module in re.findall(r"^from gcnn\.(\w+)", path.read_text(), re.M):
+                assert order.index(module) < order.index(path.stem), f"{path.stem} imports {module}"
+
+
+def test_versions_agree() -> None:
+    assert f'version = "{gcnn.__version__}"' in (ROOT / "pyproject.toml").read_text()
+    assert "## Unreleased" in (ROOT / "CHANGELOG.md").read_text()
