@@ -35,8 +35,3 @@ def feature_map(
 ) -> Tensor:
     cosets = group.order // len(stabilizer)
     return mask_outside(group, torch.randn(n, channels, cosets, *space(group, size), dtype=dtype))
-
-
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)

@@ -80,6 +80,16 @@ AT_CONSTRUCTION: list[tuple[Callable[[], Any], type[Exception], str]] = [
         ValueError,
         r"GConvTranspose\(pm, 2 -> 3\): out_channels \(=3\) must be divisible",
     ),
+    (lambda: GConv(p4, 4, 4, 3, groups=0), ValueError, r"GConv\(p4, 4 -> 4\): groups must be a positive whole number, got 0"),
+    (lambda: GConv(p4, 4, 4, 3, groups="2"), ValueError, r"groups must be a positive whole number, got '2'"),  # type: ignore[arg-type]
+    (lambda: GConv(p4, 4, 4, True), ValueError, r"kernel_size must be a whole number or 2 of them for p4, got True"),
+    (
+        lambda: GConvTranspose(p4, 2, 2, 3, 2, 1, 1),
+        ValueError,
+        r"output_padding \(=1\) pads one side only, .* kernel_size 4, stride 2, padding 1",
+    ),
+    (lambda: GMaxPool(p4, 3, ceil_mode=True), ValueError, r"GMaxPool\(p4\): ceil_mode lets windows hang over one side"),
+    (lambda: GAvgPool(p4, 3, 2, 1, True), ValueError, r"GAvgPool\(p4\): ceil_mode lets windows hang over one side"),
     (lambda: CosetPool(p4, (1, 2)), ValueError, r"CosetPool\(p4\): \(1, 2\) is not a subgroup of p4"),
     (lambda: CosetPool(p4, reduce="sum"), ValueError, r'reduce must be "max" or "mean", got \'sum\''),  # type: ignore[arg-type]
     (lambda: Restrict(p4m, (0, 1)), ValueError, r"Restrict\(p4m\): \(0, 1\) is not a subgroup"),
@@ -93,7 +103,7 @@ AT_CONSTRUCTION: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: GMaxPool(p6, 2), ValueError, r"GMaxPool\(p6\): kernel_size \(2, 2\) has empty support"),
     (lambda: GUpsample(p4), ValueError, r"GUpsample\(p4\): give size or scale_factor, one of the two, got None and None"),
     (lambda: GUpsample(p4, scale_factor=1.5), ValueError, r"scale_factor must be a whole number or 2 of them for p4, got 1.5"),  # type: ignore[arg-type]
-    (lambda: GUpsample(p4, 9, mode="cubic"), ValueError, r'mode must be "nearest" or "linear", got \'cubic\''),  # type: ignore[arg-type]
+    (lambda: GUpsample(p4, 9, mode="cubic"), ValueError, r'mode must be "nearest" or "linear", got \'cubic\''),
     (lambda: GUpsample(p6, scale_factor=2), ValueError, r'a hexagonal lattice is enlarged by a scale_factor with mode="linear"'),
 ]
 
@@ -115,7 +125,7 @@ IN_FORWARD: list[tuple[Callable[[], Any], str]] = [
     ),
     (
         lambda: GConv(p4m, 16, 32, 3)(zeros(4, 16, 4, 9, 9)),
-        r"expected input \(N, 16, 8, H, W\), got \(4, 16, 4, 9, 9\); axis 2 counts the 8 elements of p4m; pass stabilizer=",
+        r"expected input \(N, 16, 8, H, W\), got \(4, 16, 4, 9, 9\); axis 2 counts the 8 elements of p4m; GConv takes maps over cosets with stabilizer=",
     ),
     (lambda: GConv(p4m, 16, 32, 3)(zeros(4, 8, 8, 9, 9)), r"got \(4, 8, 8, 9, 9\); in_channels is 16"),
     (lambda: GConv(p4m, 16, 32, 3)(zeros(4, 16, 8, 9)), r"expected input \(N, 16, 8, H, W\), got \(4, 16, 8, 9\)"),
@@ -149,24 +159,30 @@ IN_FORWARD: list[tuple[Callable[[], Any], str]] = [
     (lambda: GLayerNorm(p4m, 16)(zeros(2, 16, 3, 9, 9)), r"GLayerNorm\(p4m, 16\): expected input"),
     (
         lambda: CosetPool(p4m)(zeros(2, 16, 4, 9, 9)),
-        r"coset_pool: expected a map on p4m, \(N, K, 8, H, W\), got \(2, 16, 4, 9, 9\)",
+        r"CosetPool\(p4m\): expected input \(N, K, 8, H, W\), got \(2, 16, 4, 9, 9\); a map over cosets is pooled further by x.amax",
     ),
-    (lambda: CosetPool(p4m)(zeros(2, 16, 9, 9)), r"coset_pool: expected a map on p4m"),
+    (
+        lambda: CosetPool(p4m)(zeros(2, 16, 9, 9)),
+        r"CosetPool\(p4m\): expected input .* use x.unflatten\(1, \(-1, 8\)\) if these are planes",
+    ),
     (
         lambda: Restrict(p4m, (0, 2))(zeros(2, 16, 9, 9)),
-        r"restrict: expected a map on p4m, \(N, K, 8, H, W\), got \(2, 16, 9, 9\)",
+        r"Restrict\(p4m\): expected input \(N, K, 8, H, W\), got \(2, 16, 9, 9\)",
     ),
-    (lambda: GPool(p4, [(0, (0, 0))])(zeros(2, 16, 9, 9)), r"pool: expected a map on p4"),
+    (lambda: GPool(p4, [(0, (0, 0))])(zeros(2, 16, 9, 9)), r"GPool\(p4\): expected input \(N, K, 4, H, W\), got \(2, 16, 9, 9\)"),
     (
         lambda: GSubsample(p4, 2)(zeros(2, 16, 4, 8, 8)),
         r"only if it divides size - 1, got size \(8, 8\); crop or pad by one, or pool",
     ),
-    (lambda: GSubsample(p4, 2, (0,))(zeros(2, 16, 9, 9)), r"an image has no point elements to restrict to"),
+    (
+        lambda: GSubsample(p4, 2, (0,))(zeros(2, 16, 9, 9)),
+        r"GSubsample\(p4\): expected input \(N, K, 4, H, W\), got \(2, 16, 9, 9\)",
+    ),
     (
         lambda: GMaxPool(p4, 2)(zeros(2, 9, 9)),
-        r"expected an image \(N, K, H, W\) or a map \(N, K, 4, H, W\) on p4, got \(2, 9, 9\)",
+        r"GMaxPool\(p4\): expected input \(N, K, 4, H, W\) or an image \(N, K, H, W\), got \(2, 9, 9\)",
     ),
-    (lambda: GAvgPool(p4, 2)(zeros(2, 2, 2, 2, 9, 9)), r"expected an image \(N, K, H, W\) or a map"),
+    (lambda: GAvgPool(p4, 2)(zeros(2, 2, 2, 2, 9, 9)), r"GAvgPool\(p4\): expected input .* p4 has 4 elements and dimension 2"),
     (lambda: GUpsample(p4, size=12)(zeros(2, 2, 9, 9)), r"nearest neighbours from \(9, 9\) to \(12, 12\) favour one side"),
     (
         lambda: GAdaptiveAvgPool(p6, 2)(zeros(2, 2, 9, 9)),
@@ -176,8 +192,22 @@ IN_FORWARD: list[tuple[Callable[[], Any], str]] = [
         lambda: LiftConv(p6, 2, 2, 3)(zeros(2, 2, 8, 8)),
         r"hexagonal lattice of p6 has equal, odd sizes along axes \(0, 1\), got \(8, 8\)",
     ),
+    (
+        lambda: GMaxPool(p4m, 2)(zeros(2, 3, 5, 8, 8)),
+        r"GMaxPool\(p4m\): expected input .*, got \(2, 3, 5, 8, 8\); p4m has 8 elements",
+    ),
+    (lambda: GMaxPool(p6m, 3)(zeros(9, 9)), r"GMaxPool\(p6m\): expected input"),
+    (lambda: GUpsample(p4m, scale_factor=2)(zeros(2, 3, 3, 8, 8)), r"GUpsample\(p4m\): expected input"),
+    (lambda: GAdaptiveAvgPool(p4m, 1)(zeros(2, 3, 3, 8, 8)), r"GAdaptiveAvgPool\(p4m\): expected input"),
+    (
+        lambda: GMaxPool(p6m, 3, 2, 1)(zeros(2, 2, 47, 47)),
+        r"GMaxPool\(p6m\), result: .* got \(24, 24\); bring images to the lattice",
+    ),
     (lambda: LiftConv(p6, 2, 2, 3)(zeros(2, 2, 9, 7)), r"hexagonal lattice of p6 has equal, odd sizes"),
-    (lambda: LiftConv(p6, 2, 2, 3, 2, 1)(zeros(2, 2, 7, 7)), r"got \(4, 4\); choose size, padding and stride so that"),
+    (
+        lambda: LiftConv(p6, 2, 2, 3, 2, 1)(zeros(2, 2, 7, 7)),
+        r"LiftConv\(p6, 2 -> 2\), result: .* got \(4, 4\); .* be even, as for sizes 4 n \+ 1",
+    ),
 ]
 
 

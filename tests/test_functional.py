@@ -18,7 +18,7 @@ from torch import Tensor
 
 from common import ALL, every_group, feature_map, some_groups, space
 from gcnn import GROUPS, Group, Oh, line, p3, p4, p4m, p6, p6m
-from gcnn.functional import act, gconv, gcorr, involution, transform_filter
+from gcnn.functional import act, avg_pool, gconv, gcorr, involution, max_pool, transform_filter, upsample
 from gcnn.indices import index_table, support
 from gcnn.lattice import domain_mask, mask_outside
 
@@ -69,24 +69,27 @@ def test_act_on_a_hexagonal_lattice_turns_by_60_degrees() -> None:
         assert np.allclose(step @ [i - 3, j - 3], turn @ step @ [a - 3, b - 3])
 
 
-def spot(group: Group, shape: tuple[int, ...], margin: int, fibre: int) -> Tensor:
+def spot(group: Group, size: tuple[int, ...], margin: int, fibre: int) -> Tensor:
     """A map that is zero near the border, so that nothing falls off it."""
-    x = torch.randn(1, 1, *((fibre,) if fibre else ()), *shape)
-    inner = torch.zeros(shape, dtype=torch.bool)
-    inner[tuple(slice(margin, n - margin) for n in shape)] = True
-    return mask_outside(group, x) * inner
+    x = torch.randn(1, 2, *((fibre,) if fibre else ()), *size)
+    return torch.nn.functional.pad(mask_outside(group, x), [margin] * 2 * group.dim)
 
 
 @given(st.sampled_from(ALL), st.data())
 @settings(max_examples=200, deadline=None)
 def test_act_is_a_homomorphism(group: Group, data: st.DataObject) -> None:
-    """L_g L_h = L_gh (eq. 5) for g, h with translations, on planes, maps and cosets."""
-    n = data.draw(st.sampled_from((11, 13) if not group.fills_box else (11, 12, 13)))
+    """L_g L_h = L_gh (eq. 5) for g, h with translations, on planes, maps and cosets of any size, oblong ones too."""
+    side = st.integers(1, 7 if group.dim < 3 else 3)
+    sides = {axes: data.draw(side) for axes in group.axis_classes}
+    if group.fills_box and data.draw(st.booleans()):  # axes that the group mixes may differ too: they change places
+        size = tuple(data.draw(side) for _ in range(group.dim))
+    else:
+        size = tuple(2 * (n // 2) + 1 if not group.fills_box else n for axes, n in sides.items() for _ in axes)
     stabilizer = data.draw(st.sampled_from(group.subgroups()))
     fibre = data.draw(st.sampled_from((0, group.order // len(stabilizer))))
-    element = st.tuples(st.integers(0, group.order - 1), st.tuples(*[st.integers(-1, 1)] * group.dim))
+    element = st.tuples(st.integers(0, group.order - 1), st.tuples(*[st.integers(-2, 2)] * group.dim))
     (a, t), (b, u) = data.draw(element), data.draw(element)
-    x = spot(group, (n,) * group.dim, 5, fibre) if group.dim < 3 or fibre < 7 else spot(group, (11,) * 3, 5, fibre)
+    x = spot(group, size, 8 if not group.fills_box else 4, fibre)
     c, v = group.decode(group.matrix(a, t) @ group.matrix(b, u))
     both = act(group, a, act(group, b, x, u, stabilizer), t, stabilizer)
     assert x.any()
@@ -191,6 +194,28 @@ def test_gcorr_is_the_sum_over_the_group(group: Group, kernel: int) -> None:
         assert expected.abs().max() > 0.1
 
 
+@pytest.mark.parametrize("name", ["linem", "p4", "p31m", "p4m", "D3"])
+def test_gconv_is_the_sum_over_the_group(name: str) -> None:
+    """[f conv psi](g) = sum_h f(h) psi(h^-1 g), every element a homogeneous matrix."""
+    group = GROUPS[name]
+    size, taps, out = small(group, 3)
+    f, psi = (mask_outside(group, torch.randn(group.order, *n, dtype=torch.float64)) for n in (size, taps))
+
+    def elements(x: Tensor) -> dict[bytes, float]:
+        places = [(s, p, u) for s in range(group.order) for p, u in doubled(tuple(x.shape[1:]))]
+        return {group.matrix(s, u).tobytes(): float(x[s][p]) for s, p, u in places if x[s][p] != 0}
+
+    filters = elements(psi)
+    expected = torch.zeros(group.order, *out, dtype=torch.float64)
+    for key, value in elements(f).items():
+        inverse = np.rint(np.linalg.inv(np.frombuffer(key, np.int64).reshape(group.dim + 1, -1))).astype(np.int64)
+        for s in range(group.order):
+            for place, t in doubled(out):
+                expected[s][place] += value * filters.get((inverse @ group.matrix(s, t)).tobytes(), 0.0)
+    found = gconv(group, f[None, None], psi[None, None])[0, 0]
+    torch.testing.assert_close(found, mask_outside(group, expected), rtol=0, atol=1e-12)
+
+
 def test_gcorr_sums_channels_and_adds_one_bias_a_map() -> None:
     f, psi, bias = torch.randn(2, 3, 8, 5, 5), torch.randn(4, 3, 8, 3, 3), torch.randn(4)
     expected = sum(gcorr(p4m, f[:, k : k + 1], psi[:, k : k + 1]) for k in range(3)) + bias[:, None, None, None]
@@ -229,18 +254,17 @@ def test_exchanging_map_and_filter_is_the_involution(group: Group) -> None:
 def test_gradients_are_those_of_the_paper(group: Group) -> None:
     """Appendix C: dL/df = dL/dy * psi^* (G-correlation with the involution); dL/dpsi = (dL/dy)^* G-convolved with f."""
     n = 5 if group.dim < 3 else 3
-    f = mask_outside(group, torch.randn(1, 1, group.order, *(n,) * group.dim, dtype=torch.float64)).requires_grad_()
-    psi = mask_outside(group, torch.randn(1, 1, group.order, *(3,) * group.dim, dtype=torch.float64)).requires_grad_()
-    y = gcorr(group, f, psi, padding=2)  # all of it: n + 2 cells
+    f = mask_outside(group, torch.randn(1, 2, group.order, *(n,) * group.dim, dtype=torch.float64)).requires_grad_()
+    psi = mask_outside(group, torch.randn(3, 2, group.order, *(3,) * group.dim, dtype=torch.float64)).requires_grad_()
+    y = gcorr(group, f, psi, padding=2)  # all of it: n + 2 cells, channels 2 -> 3
     dy = mask_outside(group, torch.randn_like(y))
     y.backward(dy)
     assert f.grad is not None
     assert psi.grad is not None
-    df = gcorr(group, dy, involution(group, psi.detach()))
+    df = gcorr(group, dy, involution(group, psi.detach()).transpose(0, 1))  # psi_j: the filters of input channel j
     torch.testing.assert_close(f.grad, df, rtol=0, atol=1e-10)
-    torch.testing.assert_close(df, gconv(group, dy, psi.detach()), rtol=0, atol=1e-10)
     # (dL/dy)^* has n + 2 cells, f has n: the correlation over all shifts has 2 n + 1 cells, the middle 3 are psi's
-    full = gconv(group, involution(group, dy), f.detach(), padding=n - 1)
+    full = gconv(group, involution(group, dy).transpose(0, 1), f.detach().transpose(0, 1), padding=n - 1)
     cut = slice((full.shape[-1] - 3) // 2, (full.shape[-1] + 3) // 2)
     dpsi = mask_outside(group, full[(slice(None),) * 3 + (cut,) * group.dim])
     torch.testing.assert_close(psi.grad, dpsi, rtol=0, atol=1e-10)
@@ -346,5 +370,20 @@ def test_wrong_arguments_say_why() -> None:
         involution(p4, torch.randn(1, 1, 4, 4, 5))
     with pytest.raises(ValueError, match=r"hexagonal lattice of p6m has equal, odd sizes along axes \(0, 1\), got \(4, 4\)"):
         act(p6m, 1, torch.randn(1, 1, 4, 4))
+    with pytest.raises(ValueError, match=r"involution: a map on the hexagonal lattice of p6m has equal, odd sizes"):
+        involution(p6m, torch.randn(1, 1, 12, 4, 4))
+    image, psi = torch.randn(1, 1, 9, 9), torch.randn(1, 1, 3, 3)
+    with pytest.raises(ValueError, match=r"gcorr: the size of psi \(=\(3, 5\)\) must be equal along axes \(0, 1\)"):
+        gcorr(p4, image, torch.randn(1, 1, 3, 5))
+    with pytest.raises(ValueError, match=r"gcorr: stride \(=\(1, 2\)\) must be equal along axes \(0, 1\)"):
+        gcorr(p4, image, psi, stride=(1, 2))
+    with pytest.raises(ValueError, match=r'padding "same" with the even size \(4, 4\) of psi favours one side'):
+        gcorr(p4, image, torch.randn(1, 1, 4, 4), padding="same")
+    with pytest.raises(ValueError, match=r"max_pool: kernel_size \(=\(3, 2\)\) must be equal"):
+        max_pool(p4, image, (3, 2))
+    with pytest.raises(ValueError, match=r"avg_pool: stride \(=\(1, 2\)\) must be equal"):
+        avg_pool(p4, image, 3, (1, 2))
+    with pytest.raises(ValueError, match=r"mode must be"):
+        upsample(p4, image, scale_factor=2, mode="cubic")
     with pytest.raises(ValueError, match=r"kernel_size \(2, 2\) has empty support under p6"):
         gcorr(GROUPS["p6"], torch.randn(1, 1, 5, 5), torch.randn(1, 1, 2, 2))

@@ -22,6 +22,7 @@ from gcnn.nn import (
     GLinear,
     GMaxPool,
     LiftConv,
+    Restrict,
 )
 from gcnn.testing import assert_equivariant, equivariance_error, explain
 
@@ -88,7 +89,6 @@ def test_explain_works_in_every_dimension(group: Group) -> None:
     assert explain(broken, torch.rand(1, 1, *(8,) * group.dim), group).first is not None or group.order == 1
 
 
-BatchNormTrained = nn.BatchNorm2d(32)
 PLANTED: dict[str, tuple[Any, str, str, str]] = {
     "stride": (
         lambda: GConv(p4m, 4, 4, 3, stride=2, padding=1),
@@ -263,3 +263,98 @@ def test_a_nan_is_never_lost() -> None:
     assert not equivariance_error(Poison(), p4, x) <= 1e9
     assert not equivariance_error(Poison(), p4, x.flip(-1, -2)) <= 1e9
     assert not explain(nn.Sequential(Poison(), nn.ReLU()), x.flip(-1, -2), p4).exact
+
+
+def test_explain_judges_the_output_as_equivariance_error_does() -> None:
+    """Eight logits that only change places are not the answer of an invariant classifier."""
+    forgotten = nn.Sequential(LiftConv(p4m, 1, 4, 3), nn.ReLU(), GConv(p4m, 4, 1, 3), GAdaptiveAvgPool(p4m, 1), nn.Flatten())
+    found = explain(forgotten, torch.rand(2, 1, 9, 9), p4m)
+    assert found.first is not None
+    assert found.first.name == "output"
+    assert "change places with the elements of p4m" in found.first.why
+    assert "put CosetPool(p4m) before the head" in found.first.remedy
+    assert equivariance_error(forgotten, p4m, torch.rand(2, 1, 9, 9)) > 1e-3
+
+
+def test_explain_knows_the_groups_of_the_layers() -> None:
+    x = torch.rand(2, 1, 9, 9)
+    larger = nn.Sequential(LiftConv(p4m, 1, 4, 3), nn.ReLU(), GConv(p4m, 4, 4, 3), CosetPool(p4m))
+    assert explain(larger, x, p4).exact  # a network of p4m, asked about p4
+    restrict = Restrict(p4m, p4)
+    net = nn.Sequential(LiftConv(p4m, 1, 4, 3), restrict, GConv(p4, 8, 4, 3), CosetPool(p4))
+    assert explain(net, x, p4).exact
+    found = explain(net, x, p4m)
+    assert found.first is not None
+    assert found.first.why == "from here on the network is equivariant to p4 only"
+    found = explain(nn.Sequential(LiftConv(p4, 1, 4, 3)), x, p4m)
+    assert found.first is not None
+    assert found.first.why == "this layer is one of p4, which does not hold all of p4m"
+    assert found.first.remedy == "use p4m throughout, or check p4"
+    mismatch = nn.Sequential(LiftConv(p4m, 1, 4, 3), CosetPool(p4m, (0, 4)), GConv(p4m, 4, 4, 3, stabilizer=(0, 5)))
+    found = explain(mismatch, x, p4m)
+    assert found.first is not None
+    assert found.first.why == "the input is no map over the cosets of (0, 5)"
+
+
+def test_explain_does_not_blame_code_that_is_only_laid_out_otherwise() -> None:
+    class ChannelsLast(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lift, self.mix = LiftConv(p4m, 1, 4, 3), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.mix(self.lift(x).movedim(1, -1))
+            return y.movedim(-1, 1)
+
+    found = explain(ChannelsLast(), torch.rand(2, 1, 9, 9), p4m)
+    assert found.exact
+    assert any("(not followed)" in row.layer for row in found.rows)
+
+
+def test_explain_takes_models_as_they_come() -> None:
+    class ByKeyword(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = LiftConv(p4, 1, 2, 3, stride=2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.conv(x=x)
+            return y
+
+    found = explain(ByKeyword(), torch.rand(1, 1, 8, 8), p4)
+    assert found.first is not None
+    assert "stride 2 does not divide" in found.first.why
+    compiled: Any = torch.compile(net(), backend="eager")
+    assert explain(compiled, torch.rand(1, 1, 9, 9), p4m).exact
+    with pytest.raises(ValueError, match=r"the model fails in 1 \(BatchNorm2d\) on \(1, 2, 4, 7, 7\): expected 4D input"):
+        explain(nn.Sequential(LiftConv(p4, 1, 2, 3), nn.BatchNorm2d(2)), torch.rand(1, 1, 9, 9), p4)
+
+
+def test_useless_inputs_are_refused() -> None:
+    for call in (
+        lambda x: equivariance_error(nn.Conv2d(1, 1, 3), p4, x),
+        lambda x: assert_equivariant(nn.Conv2d(1, 1, 3), p4, x),
+        lambda x: explain(nn.Conv2d(1, 1, 3), x, p4),
+    ):
+        with pytest.raises(ValueError, match="x is symmetric, element 1 of p4 leaves it as it is"):
+            call(torch.ones(1, 1, 9, 9))
+        with pytest.raises(ValueError, match="x holds NaN or infinite values"):
+            call(torch.full((1, 1, 9, 9), float("nan")))
+    with pytest.raises(
+        TypeError, match=r"equivariance_error\(module, group, x\): expected a Group and a tensor x, got Tensor and Group"
+    ):
+        equivariance_error(nn.ReLU(), torch.rand(1, 1, 9, 9), p4)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"explain\(model, x, group\): expected a Group and a tensor x"):
+        explain(nn.ReLU(), p4, torch.rand(1, 1, 9, 9))  # type: ignore[arg-type]
+
+
+def test_functions_of_the_group_alone_can_be_tested() -> None:
+    assert_equivariant(GLinear(p4m, 3, 4), p4m, torch.rand(2, 3, 8))
+    assert (
+        equivariance_error(nn.Sequential(nn.Flatten(), nn.Linear(24, 24), nn.Unflatten(1, (3, 8))), p4m, torch.rand(2, 3, 8))
+        > 0.1
+    )
+    pooled = nn.Sequential(nn.AdaptiveAvgPool3d(1))
+    assert_equivariant(pooled, p4m, torch.rand(2, 3, 8, 5, 5))  # (N, K, 1, 1, 1): one coset
+    with pytest.raises(AssertionError, match=r"if it has dropout, call .eval\(\) first"):
+        assert_equivariant(nn.Sequential(LiftConv(p4, 1, 4, 3), nn.Dropout3d(0.5)), p4, torch.rand(4, 1, 9, 9))

@@ -1,5 +1,6 @@
 """Group equivariant convolution for PyTorch: groups here, layers in `gcnn.nn`, functions in `gcnn.functional`."""
 
+from gcnn import functional, lattice, nn, plot, testing
 from gcnn.groups import (
     C1,
     C2,
@@ -92,9 +93,12 @@ __all__ = [
     "Th",
     "cm",
     "cmm",
+    "functional",
     "generate",
+    "lattice",
     "line",
     "linem",
+    "nn",
     "p1",
     "p2",
     "p3",
@@ -104,6 +108,8 @@ __all__ = [
     "p6",
     "p6m",
     "p31m",
+    "plot",
     "pm",
     "pmm",
-]  # fmt: skip
+    "testing",
+]

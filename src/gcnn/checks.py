@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gcnn.groups import Group
+from gcnn.groups import Group, Subgroup
 
 Size = int | Sequence[int]
 
@@ -24,16 +24,17 @@ def check_axes(group: Group, what: str, values: Sequence[int]) -> None:
             )
 
 
-def check_reduce(what: str, reduce: str) -> None:
+def check_reduce(reduce: str) -> None:
     """Raises a ValueError unless `reduce` is a known reduction."""
     if reduce not in ("max", "mean"):
-        raise ValueError(f'{what}: reduce must be "max" or "mean", got {reduce!r}')
+        raise ValueError(f'reduce must be "max" or "mean", got {reduce!r}')
 
 
 def as_tuple(group: Group, value: Size | None, what: str) -> tuple[int, ...]:
     """One whole number an axis of the group's lattice."""
     values: tuple[Any, ...] = tuple(value) if isinstance(value, Sequence) else (value,) * group.dim
-    if len(values) != group.dim or not all(isinstance(v, int) and not isinstance(v, bool) for v in values):
+    values = tuple(int(v) if isinstance(v, np.integer) else v for v in values)
+    if len(values) != group.dim or not all(isinstance(v, int | torch.SymInt) and not isinstance(v, bool) for v in values):
         raise ValueError(f"{what} must be a whole number or {group.dim} of them for {group.name}, got {value!r}")
     return values
 
@@ -45,7 +46,7 @@ def shape_text(group: Group, channels: int | str, cosets: int | None = -1) -> st
     return "(" + ", ".join(str(a) for a in ("N", channels, *fibre, *space)) + ")"
 
 
-def is_map(group: Group, x: Tensor, stabilizer: Iterable[int] | None, who: str) -> bool:
+def is_map(group: Group, x: Tensor, stabilizer: Subgroup | None, who: str) -> bool:
     """Whether x lives on the group or its cosets, not on the plane; an error if on neither."""
     if x.ndim == group.dim + 2:
         return False
@@ -57,8 +58,3 @@ def is_map(group: Group, x: Tensor, stabilizer: Iterable[int] | None, who: str) 
             "stabilizer= for a map over cosets"
         )
     return True
-
-
-def as_tensor(array: Any, like: Tensor) -> Tensor:
-    """An array of indices as a tensor on the device of `like`."""
-    return torch.from_numpy(np.array(array)).to(like.device)  # a copy: cached arrays are read-only

@@ -7,7 +7,7 @@ what is here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gcnn.checks import Size, as_tensor, check_axes, is_map
-from gcnn.groups import Group
+from gcnn.checks import Size, as_tuple, check_axes, is_map
+from gcnn.groups import Group, Subgroup
 from gcnn.indices import doubled_coordinates, index_table, places, support
-from gcnn.lattice import domain_mask, mask_outside
+from gcnn.lattice import check_domain, mask_outside
 from gcnn.pooling import adaptive_avg_pool, avg_pool, coset_pool, max_pool, pool, restrict, subsample, upsample
 
 __all__ = [
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 
-def act(group: Group, h: int, x: Tensor, t: Sequence[int] | None = None, stabilizer: Iterable[int] | None = None) -> Tensor:
+def act(group: Group, h: int, x: Tensor, t: Sequence[int] | None = None, stabilizer: Subgroup | None = None) -> Tensor:
     """L_g x for g = t h: the map turned by the point element `h` about its centre, then shifted by `t` (section 4.4).
 
     Works on planes (N, K, *X), on G-maps (N, K, S, *X), and on maps over the cosets of `stabilizer`. Cells that come from
@@ -59,14 +59,14 @@ def act(group: Group, h: int, x: Tensor, t: Sequence[int] | None = None, stabili
         raise ValueError(f"act: {group.name} translates by {group.dim} integers, got t = {t}")
     if is_map(group, x, stabilizer, "act"):
         sources = group.coset_action(stabilizer)[group.inverse[h]]  # (S_in,): label of h^-1 c
-        x = x.index_select(2, as_tensor(sources, x))
+        x = x.index_select(2, _tensor(sources, x))
     size = tuple(int(n) for n in x.shape[-group.dim :])
     matrix = group.arrays[h]
     exchanges = bool((np.abs(matrix).sum(1) == 1).all())
     out = tuple(int(n) for n in np.abs(matrix) @ size) if exchanges else size
     points = (doubled_coordinates(out) - 2 * np.array(t)) @ group.arrays[group.inverse[h]].T  # h^-1 (u - t)
     if not exchanges:
-        domain_mask(group, size)  # raises where the centre of the array is no centre of symmetry
+        check_domain("act", group, size)
     return _take(x, places(points, size), group.dim)
 
 
@@ -79,6 +79,7 @@ def involution(group: Group, x: Tensor) -> Tensor:
     True
     """
     size = tuple(int(n) for n in x.shape[-group.dim :])
+    check_domain("involution", group, size)
     points = doubled_coordinates(size)
     if not is_map(group, x, None, "involution"):
         return _take(x, places(-points, size), group.dim)
@@ -99,7 +100,7 @@ def gcorr(
     padding: Size | str = 0,
     dilation: Size = 1,
     groups: int = 1,
-    stabilizer: Iterable[int] | None = None,
+    stabilizer: Subgroup | None = None,
 ) -> Tensor:
     """The G-correlation [f * psi](g) = sum_h sum_k f_k(h) psi_k(g^-1 h), h over the domain of f (eq. 10 and 11).
 
@@ -118,10 +119,16 @@ def gcorr(
     whole = tuple(range(group.order))
     cosets = group.check_subgroup(stabilizer if on_group else whole)
     kernel_size = tuple(int(n) for n in psi.shape[-group.dim :])
+    check_axes(group, "gcorr: the size of psi", kernel_size)
+    for name, value in (("stride", stride), ("padding", padding), ("dilation", dilation)):
+        if not isinstance(value, str):
+            check_axes(group, f"gcorr: {name}", as_tuple(group, value, name))
+    if padding == "same" and any(n % 2 == 0 for n in kernel_size):
+        raise ValueError(f'gcorr: padding "same" with the even size {kernel_size} of psi favours one side; pad by whole numbers')
     mask = support(group, kernel_size).ravel()
     weight = psi.flatten(-group.dim)  # (K_out, K_in / groups, [S_in,] n^d)
     if not mask.all():
-        weight = weight[..., as_tensor(np.flatnonzero(mask), psi)]
+        weight = weight[..., _tensor(np.flatnonzero(mask), psi)]
     weight = weight.flatten(2)  # (K_out, K_in / groups, S_in P)
     bank = transform_filter(group, weight, kernel_size, cosets)
     return planar_gcorr(group, x, bank, bias, stride, padding, dilation, groups)
@@ -144,7 +151,7 @@ def transform_filter(
     group: Group,
     weight: Tensor,
     kernel_size: Sequence[int],
-    stabilizer: Iterable[int] | None = None,
+    stabilizer: Subgroup | None = None,
     tables: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """The filters (K_out, K_in, S_in P) under every element, as a planar bank (K_out S, K_in S_in, *n) (section 7.1).
@@ -158,7 +165,7 @@ def transform_filter(
     """
     if tables is None:
         found = index_table(group, tuple(kernel_size), group.check_subgroup(stabilizer))
-        tables = (as_tensor(found[0], weight), as_tensor(found[1], weight))
+        tables = (_tensor(found[0], weight), _tensor(found[1], weight))
     table, inverse = tables  # (S, S_in n^d), (S, S_in P)
     if weight.ndim != 3 or weight.shape[2] != inverse.shape[1]:
         raise ValueError(
@@ -221,7 +228,7 @@ def planar_gcorr(
     """The second half of the algorithm: one planar correlation of `x` with an expanded bank (section 7.2)."""
     planes = mask_outside(group, x).flatten(1, -group.dim - 1)  # (N, K_in S_in, *X)
     convolve: Any = (F.conv1d, F.conv2d, F.conv3d)[group.dim - 1]
-    y = convolve(planes, bank, _planar_bias(group, bias), stride, padding, dilation, groups)
+    y = convolve(planes, bank, planar_bias(group, bias), stride, padding, dilation, groups)
     return mask_outside(group, y.unflatten(1, (-1, group.order)))  # (N, K_out, S, *Y)
 
 
@@ -238,15 +245,20 @@ def planar_gcorr_transpose(
     """The adjoint of `planar_gcorr` in `x`, from G-map to G-map, plus a bias: a transposed planar convolution."""
     planes = mask_outside(group, x).flatten(1, 2)  # (N, K_in S, *X)
     convolve: Any = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[group.dim - 1]
-    y = convolve(planes, bank, _planar_bias(group, bias), stride, padding, 0, groups, dilation)
+    y = convolve(planes, bank, planar_bias(group, bias), stride, padding, 0, groups, dilation)
     return mask_outside(group, y.unflatten(1, (-1, group.order)))  # (N, K_out, S, *Y)
 
 
-def _planar_bias(group: Group, bias: Tensor | None) -> Tensor | None:
-    return None if bias is None else bias[:, None].expand(-1, group.order).flatten()  # one bias a G-feature map
+def planar_bias(group: Group, bias: Tensor | None) -> Tensor | None:
+    """One bias a G-feature map, repeated for each of its planes."""
+    return None if bias is None else bias[:, None].expand(-1, group.order).flatten()
+
+
+def _tensor(array: Any, like: Tensor) -> Tensor:
+    return torch.from_numpy(np.array(array)).to(like.device)  # a copy: cached arrays are read-only
 
 
 def _take(x: Tensor, source: Any, dim: int) -> Tensor:
     """`x` with its last `dim` axes read at the flat positions `source`; 0 where those are -1."""
-    y = x.flatten(-dim).index_select(-1, as_tensor(source.clip(0).ravel(), x)).unflatten(-1, source.shape)
-    return y.masked_fill(as_tensor(source < 0, x), 0) if (source < 0).any() else y
+    y = x.flatten(-dim).index_select(-1, _tensor(source.clip(0).ravel(), x)).unflatten(-1, source.shape)
+    return y.masked_fill(_tensor(source < 0, x), 0) if (source < 0).any() else y

@@ -50,20 +50,27 @@ class Group:
         gram = _as_gram(who, self.metric, arrays.shape[1])
         object.__setattr__(self, "matrices", _tuples(arrays))
         object.__setattr__(self, "metric", _tuples(gram[None])[0])
-        rows = {(i, tuple((row * np.sign(row[row != 0][0])).tolist())) for m in arrays for i, row in enumerate(m) if row.any()}
-        object.__setattr__(self, "oblique", tuple(sorted((i, row) for i, row in rows if np.count_nonzero(row) > 1)))
+        object.__setattr__(self, "oblique", _oblique_rows(arrays))
         if not np.array_equal(arrays[0], np.eye(self.dim)):
             raise ValueError(f"{who}: element 0 must be the identity, got {arrays[0].tolist()}; put the identity first")
-        for i, m in enumerate(arrays):
-            _check_isometry(f"{who}: element {i}", m, gram)
-            if (first := self.matrices.index(self.matrices[i])) != i:
-                raise ValueError(f"{who}: elements {first} and {i} are the same matrix {m.tolist()}")
+        _check_isometries(f"{who}: element", arrays, gram)
+        if len(self._index) < self.order:  # a repeated matrix keeps its last index
+            i, j = next((i, self.index(m)) for i, m in enumerate(self.matrices) if self.index(m) != i)
+            raise ValueError(f"{who}: elements {i} and {j} are the same matrix {arrays[i].tolist()}")
         a, b = np.nonzero(self.product < 0)
         if len(a):
             raise ValueError(
                 f"{who}: not closed, element {a[0]} times element {b[0]} = {(arrays[a[0]] @ arrays[b[0]]).tolist()} "
                 "is not in the list; generate() completes a set of generators to a group"
             )
+
+    def contains(self, other: Group) -> bool:
+        """Whether every element of `other` is one of this group, on the same lattice.
+
+        >>> p4m.contains(p4), p4.contains(p4m)
+        (True, False)
+        """
+        return self.metric == other.metric and set(other.matrices) <= set(self.matrices)
 
     def __repr__(self) -> str:
         return f"<Group {self.name}: order {self.order}, dimension {self.dim}>"
@@ -90,33 +97,19 @@ class Group:
         return _frozen(np.array(self.matrices, dtype=np.int64))
 
     @cached_property
-    def _index(self) -> dict[Matrix, int]:
-        return {m: i for i, m in enumerate(self.matrices)}
+    def _index(self) -> dict[bytes, int]:
+        return {m.tobytes(): i for i, m in enumerate(self.arrays)}
 
     @cached_property
     def product(self) -> IntArray:
         """(S, S): product[a, b] is the index of a b."""
-        pairs = np.einsum("aij,bjk->abik", self.arrays, self.arrays)
-        flat = [self._index.get(m, -1) for m in _tuples(pairs.reshape(-1, self.dim, self.dim))]
-        return _frozen(np.array(flat, dtype=np.int64).reshape(self.order, self.order))
+        pairs = self.arrays[:, None] @ self.arrays[None]  # (S, S, d, d)
+        return _frozen(np.array([[self._index.get(m.tobytes(), -1) for m in row] for row in pairs], dtype=np.int64))
 
     @cached_property
     def inverse(self) -> IntArray:
         """(S,): inverse[a] is the index of a^-1."""
         return _frozen(np.argmax(self.product == 0, axis=1))
-
-    @cached_property
-    def generators(self) -> tuple[int, ...]:
-        """A small set of elements that generates the group.
-
-        >>> p4m.generators
-        (1, 4)
-        """
-        found: tuple[int, ...] = ()
-        for a in range(self.order):
-            if a not in self.subgroup(*found):
-                found += (a,)
-        return found
 
     @cached_property
     def axis_classes(self) -> tuple[tuple[int, ...], ...]:
@@ -140,9 +133,14 @@ class Group:
         >>> p4.index([[0, -1], [1, 0]])
         1
         """
-        found = self._index.get(_tuples(np.array(matrix)[None])[0])
+        m = np.array(matrix)
+        found = (
+            self._index.get(m.astype(np.int64).tobytes())
+            if m.shape == (self.dim, self.dim) and (m == np.round(m)).all()
+            else None
+        )
         if found is None:
-            raise ValueError(f"{np.array(matrix).tolist()} is not an element of {self.name}")
+            raise ValueError(f"{m.tolist()} is not an element of {self.name}")
         return found
 
     def matrix(self, s: int, t: Sequence[int] | None = None) -> IntArray:
@@ -153,7 +151,7 @@ class Group:
         """
         s = self.check_element(s)
         t = (0,) * self.dim if t is None else tuple(t)
-        if len(t) != self.dim:
+        if len(t) != self.dim or any(int(u) != u for u in t):
             raise ValueError(f"{self.name}.matrix: expected a translation of {self.dim} integers, got {t}")
         out = np.eye(self.dim + 1, dtype=np.int64)
         out[:-1, :-1] = self.arrays[s]
@@ -167,13 +165,15 @@ class Group:
         (0, (2, -2))
         """
         m = np.asarray(matrix)
-        if m.shape != (self.dim + 1,) * 2 or not np.array_equal(m[-1], np.eye(self.dim + 1)[-1]):
-            raise ValueError(f"{self.name}.decode: expected a homogeneous {self.dim + 1}x{self.dim + 1} matrix, got {m.tolist()}")
+        if m.shape != (self.dim + 1,) * 2 or not np.array_equal(m[-1], np.eye(self.dim + 1)[-1]) or (m != np.round(m)).any():
+            raise ValueError(
+                f"{self.name}.decode: expected a homogeneous {self.dim + 1}x{self.dim + 1} matrix of integers, got {m.tolist()}"
+            )
         return self.index(m[:-1, :-1]), tuple(int(u) for u in m[:-1, -1])
 
     def check_element(self, s: int) -> int:
         """`s` itself if it is the index of an element, else a ValueError."""
-        if not isinstance(s, int | np.integer) or not 0 <= s < self.order:
+        if isinstance(s, bool) or not isinstance(s, int | np.integer) or not 0 <= s < self.order:
             raise ValueError(f"{self.name} has elements 0 to {self.order - 1}, got {s!r}")
         return int(s)
 
@@ -196,6 +196,10 @@ class Group:
         >>> p4.subgroups()
         ((0,), (0, 2), (0, 1, 2, 3))
         """
+        return self._subgroups
+
+    @cached_property
+    def _subgroups(self) -> tuple[tuple[int, ...], ...]:
         cyclic = {self.subgroup(a): a for a in range(self.order)}
         found, new = set(cyclic), set(cyclic)
         while new:  # every subgroup is a join of cyclic ones
@@ -203,16 +207,21 @@ class Group:
             found |= new
         return tuple(sorted(found, key=lambda h: (len(h), h)))
 
-    def check_subgroup(self, elements: Iterable[int] | None) -> tuple[int, ...]:
-        """`elements` in ascending order if they are a subgroup, else a ValueError; None means the trivial subgroup."""
+    def check_subgroup(self, elements: Subgroup | None) -> tuple[int, ...]:
+        """`elements` in ascending order if they are a subgroup, else a ValueError; None means the trivial subgroup.
+
+        A `Group` stands for its elements: p4m.check_subgroup(p4) is (0, 1, 2, 3).
+        """
         if elements is None:
             return (0,)
+        if isinstance(elements, Group):
+            elements = [self.index(m) for m in elements.matrices]
         found = tuple(sorted({self.check_element(s) for s in elements}))
         if (whole := self.subgroup(*found)) != found:
             raise ValueError(f"{found} is not a subgroup of {self.name}; the subgroup that these elements generate is {whole}")
         return found
 
-    def cosets(self, subgroup: Iterable[int]) -> IntArray:
+    def cosets(self, subgroup: Subgroup) -> IntArray:
         """(S,): the label of the left coset s H of each element s; cosets are numbered as they first appear.
 
         >>> p4m.cosets((0, 1, 2, 3)).tolist()
@@ -221,7 +230,7 @@ class Group:
         members = self.product[:, list(self.check_subgroup(subgroup))].min(1)  # the first element names its coset
         return _frozen(np.unique(members, return_inverse=True)[1].reshape(-1).astype(np.int64))
 
-    def coset_action(self, stabilizer: Iterable[int] | None = None) -> IntArray:
+    def coset_action(self, stabilizer: Subgroup | None = None) -> IntArray:
         """(S, S/|K|): the label of h c for each element h and each left coset c of the subgroup K = `stabilizer`.
 
         K = {e} (None) gives the product table; K = the whole point group gives one coset that nothing moves.
@@ -230,7 +239,7 @@ class Group:
         representatives = np.unique(labels, return_index=True)[1]
         return _frozen(labels[self.product[:, representatives]])
 
-    def restrict(self, subgroup: Iterable[int]) -> Group:
+    def restrict(self, subgroup: Subgroup) -> Group:
         """The subgroup as a `Group` of its own, under its own name if it has one.
 
         >>> p4m.restrict((0, 1, 2, 3)) is p4
@@ -242,6 +251,10 @@ class Group:
             if (known.matrices, known.metric) == (matrices, self.metric):
                 return known
         return Group(f"{self.name}[{','.join(map(str, elements))}]", matrices, self.metric)
+
+
+Subgroup = Group | Iterable[int]
+"""A subgroup, as a group or by the indices of its elements."""
 
 
 def generate(name: str, *generators: Any, metric: Any = ()) -> Group:
@@ -256,8 +269,7 @@ def generate(name: str, *generators: Any, metric: Any = ()) -> Group:
     who = f"generate({name!r})"
     steps = _as_matrices(who, generators)
     gram = _as_gram(who, metric, steps.shape[1])
-    for i, x in enumerate(steps):  # isometries of a lattice are finitely many, so the loop below ends
-        _check_isometry(f"{who}: generator {i}", x, gram)
+    _check_isometries(f"{who}: generator", steps, gram)  # isometries of a lattice are finitely many, so the loop below ends
     elements = [np.eye(len(gram), dtype=np.int64)]
     for n in range(1, len(steps) + 1):
         subgroup, known = list(elements), {m.tobytes() for m in elements}
@@ -278,12 +290,11 @@ def _as_matrices(who: str, matrices: Any) -> IntArray:
         arrays = np.empty(0)
     if arrays.ndim != 3 or arrays.shape[1] != arrays.shape[2] or not 1 <= arrays.shape[1] <= 3 or arrays.dtype.kind not in "iuf":
         raise ValueError(f"{who}: expected square matrices of numbers, all 1x1, 2x2 or 3x3, got {matrices!r}")
-    for i, m in enumerate(arrays):
-        if not np.array_equal(m, np.round(m)):
-            raise ValueError(
-                f"{who}: element {i} = {m.tolist()} is not integer; write it in lattice coordinates, "
-                "where every symmetry of the lattice is an integer matrix"
-            )
+    for i in np.flatnonzero((arrays != np.round(arrays)).any((1, 2))):
+        raise ValueError(
+            f"{who}: element {i} = {arrays[i].tolist()} is not integer; write it in lattice coordinates, "
+            "where every symmetry of the lattice is an integer matrix"
+        )
     return arrays.astype(np.int64)
 
 
@@ -294,18 +305,31 @@ def _as_gram(who: str, metric: Any, dim: int) -> IntArray:
     return _as_matrices(f"{who}, metric", gram[None])[0]
 
 
-def _check_isometry(what: str, m: IntArray, gram: IntArray) -> None:
-    det = round(float(np.linalg.det(m)))
-    if det not in (1, -1):
-        raise ValueError(f"{what} = {m.tolist()} has determinant {det}; a symmetry of a lattice has determinant 1 or -1")
-    # an integer matrix up to 3x3 has order 1, 2, 3, 4 or 6, if it is of finite order at all
-    if not np.array_equal(np.linalg.matrix_power(m, 12), np.eye(len(m))):
-        raise ValueError(f"{what} = {m.tolist()} is not of finite order, so the group would be infinite")
-    if not np.array_equal(m.T @ gram @ m, gram):
+def _check_isometries(what: str, arrays: IntArray, gram: IntArray) -> None:
+    dets = np.rint(np.linalg.det(arrays)).astype(int)
+    square = arrays @ arrays
+    fourth = square @ square
+    # an integer matrix up to 3x3 has order 1, 2, 3, 4 or 6, if it is of finite order at all: its 12th power is the identity
+    finite = (fourth @ fourth @ fourth == np.eye(len(gram))).all((1, 2))
+    isometry = (arrays.transpose(0, 2, 1) @ gram @ arrays == gram).all((1, 2))
+    for i in np.flatnonzero((abs(dets) != 1) | ~finite | ~isometry):
+        m = f"{what} {i} = {arrays[i].tolist()}"
+        if abs(dets[i]) != 1:
+            raise ValueError(f"{m} has determinant {dets[i]}; a symmetry of a lattice has determinant 1 or -1")
+        if not finite[i]:
+            raise ValueError(f"{m} is not of finite order, so the group would be infinite")
         raise ValueError(
-            f"{what} = {m.tolist()} is not an isometry of the lattice with metric {gram.tolist()}; "
+            f"{m} is not an isometry of the lattice with metric {gram.tolist()}; "
             "pass the Gram matrix of your lattice as metric=, for instance gcnn.groups.HEXAGONAL"
         )
+
+
+def _oblique_rows(arrays: IntArray) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    found = set()
+    for k, i in np.argwhere(np.count_nonzero(arrays, axis=2) > 1):
+        row = arrays[k, i]
+        found.add((int(i), tuple((row * np.sign(row[row != 0][0])).tolist())))
+    return tuple(sorted(found))
 
 
 def _tuples(arrays: npt.NDArray[Any]) -> tuple[Matrix, ...]:
@@ -350,7 +374,7 @@ p31m = generate("p31m", R3, M_ALONG, metric=HEXAGONAL)
 p6 = generate("p6", R6, metric=HEXAGONAL)
 p6m = generate("p6m", R6, M_ACROSS, metric=HEXAGONAL)
 
-# Space: the main axis is the first array axis; lower-case words are the usual names of the operations.
+# Space: the main axis is the first array axis. Mirrors and turns are named by how they lie to it.
 E3 = _prism(E2)
 INVERSION = _prism(R2, -1)
 HORIZONTAL = _prism(E2, -1)  # the mirror normal to the main axis

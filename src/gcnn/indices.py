@@ -50,6 +50,16 @@ def support(group: Group, size: tuple[int, ...]) -> npt.NDArray[np.bool_]:
     return mask
 
 
+def check_support(group: Group, size: tuple[int, ...]) -> None:
+    """Raises a ValueError where no cell of a kernel stays in its box under all elements."""
+    if not support(group, size).any():
+        mixed = [axes for axes in group.axis_classes if len(axes) > 1]
+        raise ValueError(
+            f"kernel_size {size} has empty support under {group.name}: no tap stays in the box under all elements; "
+            f"use {'equal' if group.fills_box else 'odd and equal'} sizes along axes {', '.join(map(str, mixed))}"
+        )
+
+
 @lru_cache(maxsize=512)
 def index_table(
     group: Group, kernel_size: tuple[int, ...], stabilizer: tuple[int, ...] | None = None
@@ -70,11 +80,7 @@ def index_table(
     mask = support(group, kernel_size)
     taps = doubled_coordinates(kernel_size)[mask]  # (P, d)
     cells = mask.size
-    if not len(taps):
-        raise ValueError(
-            f"kernel_size {kernel_size} has empty support under {group.name}: no tap stays in the box under all elements; "
-            f"use {'equal' if group.fills_box else 'odd and equal'} sizes along axes {group.axis_classes[-1]}"
-        )
+    check_support(group, kernel_size)
     cosets = group.coset_action(stabilizer)[group.inverse]  # (S, S_in): label of h^-1 c
     s_in, p = cosets.shape[1], len(taps)
     rank = np.full(cells, -1)

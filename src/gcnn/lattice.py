@@ -2,7 +2,7 @@
 
 A map on a hexagonal lattice is an array in axial coordinates: cell (a, b) lies a steps along an axis that points down and
 to the right, at 60 degrees, and b steps to the right. The group maps only the hexagon inside that array to itself, so
-maps are zero outside it. This is the only file that knows angles.
+maps are zero outside it. Apart from pictures, this is the only file that knows angles.
 """
 
 from __future__ import annotations
@@ -30,20 +30,29 @@ def domain_mask(group: Group, size: Sequence[int], device: torch.device | str | 
             [1, 1, 1, 1, 0],
             [1, 1, 1, 0, 0]], dtype=torch.int32)
     """
+    check_domain("domain_mask", group, size)
+    # the same cells as gcnn.indices.support, in torch: images have many sizes, and compilers see through it
     mask = torch.ones(tuple(size), dtype=torch.bool, device=device)
     axes = [  # doubled coordinates, as for kernels, one broadcastable tensor an axis
         (torch.arange(n, device=device) * 2 - (n - 1)).reshape([-1 if j == i else 1 for j in range(len(size))])
         for i, n in enumerate(size)
     ]
     for i, row in group.oblique:
-        if any(m and (size[j] != size[i] or size[j] % 2 == 0) for j, m in enumerate(row)):
-            raise ValueError(
-                f"a map on the hexagonal lattice of {group.name} has equal, odd sizes along axes {group.axis_classes[-1]}, "
-                f"got {tuple(size)}; choose size, padding and stride so that (size + 2 padding - kernel) / stride is even"
-            )
         along = sum((m * u for m, u in zip(row, axes, strict=True) if m), torch.zeros_like(axes[0]))
         mask = mask & (along.abs() <= size[i] - 1)
     return mask
+
+
+def check_domain(who: str, group: Group, size: Sequence[int]) -> None:
+    """Raises a ValueError unless a map of this size has a centre that the group turns it about."""
+    for i, row in group.oblique:
+        if any(m and (size[j] != size[i] or size[j] % 2 == 0) for j, m in enumerate(row)):
+            axes = tuple(j for j, m in enumerate(row) if m)
+            raise ValueError(
+                f"{who}: a map on the hexagonal lattice of {group.name} has equal, odd sizes along axes {axes}, "
+                f"got {tuple(size)}; bring images to the lattice with gcnn.lattice.to_hexagonal, and let "
+                "(size + 2 padding - kernel_size) / stride be even, as for sizes 4 n + 1 with kernel 3, stride 2, padding 1"
+            )
 
 
 def mask_outside(group: Group, x: Tensor, value: float = 0.0) -> Tensor:
@@ -57,19 +66,22 @@ def to_hexagonal(image: Tensor, size: int | None = None, spacing: float | None =
     """Images (N, K, H, W) resampled to a hexagonal lattice: (N, K, size, size) in axial coordinates, by bilinear interpolation.
 
     `size` is odd; `spacing` is the distance of neighbouring cells in pixels. What is not given follows so that the hexagon
-    covers the image; with neither given, a cell has about the area of a pixel.
+    covers the image; with neither given, a cell has at most the area of a pixel, and size is 4 n + 1, which can be halved.
 
     >>> to_hexagonal(torch.rand(2, 3, 32, 32)).shape
-    torch.Size([2, 3, 47, 47])
+    torch.Size([2, 3, 49, 49])
     """
     _check_image("to_hexagonal", image)
     size, spacing = _fit(image.shape[-2:], size, spacing)
-    rows, columns = _positions(size, spacing, image)
+    fine = image.to(torch.promote_types(image.dtype, torch.float32))  # places need more digits than half precision has
+    u = torch.arange(size, device=image.device, dtype=fine.dtype) - (size - 1) / 2
+    rows = (u * spacing * ROW)[:, None].expand(size, size)
+    columns = (u[None, :] + u[:, None] / 2) * spacing
     height, width = image.shape[-2:]
     grid = torch.stack([columns / (width / 2), rows / (height / 2)], -1)  # (size, size, 2) in [-1, 1], pixel edges at +-1
     grid = grid.expand(image.shape[0], *grid.shape)
-    out = F.grid_sample(image, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
-    return out * hexagon(size, image.device)
+    out = F.grid_sample(fine, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+    return (out * hexagon(size, image.device)).to(image.dtype)
 
 
 def to_square(x: Tensor, size: tuple[int, int], spacing: float | None = None) -> Tensor:
@@ -84,8 +96,9 @@ def to_square(x: Tensor, size: tuple[int, int], spacing: float | None = None) ->
     _check_image("to_square", x)
     n = x.shape[-1]
     n, spacing = _fit(size, n, spacing)
-    rows = torch.arange(size[0], device=x.device, dtype=x.dtype) - (size[0] - 1) / 2
-    columns = torch.arange(size[1], device=x.device, dtype=x.dtype) - (size[1] - 1) / 2
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    rows = torch.arange(size[0], device=x.device, dtype=dtype) - (size[0] - 1) / 2
+    columns = torch.arange(size[1], device=x.device, dtype=dtype) - (size[1] - 1) / 2
     a = (rows / (spacing * ROW))[:, None].expand(size)
     b = columns[None, :] / spacing - a / 2
     a0, b0 = a.floor(), b.floor()
@@ -96,24 +109,17 @@ def to_square(x: Tensor, size: tuple[int, int], spacing: float | None = None) ->
         (torch.ones_like(a0), torch.zeros_like(a0), torch.where(upper, 1 - fb, fa)),
         (torch.zeros_like(a0), torch.ones_like(a0), torch.where(upper, 1 - fa, fb)),
     ]
-    out = x.new_zeros(*x.shape[:2], *size)
+    out = torch.zeros(*x.shape[:2], *size, device=x.device, dtype=dtype)
     for da, db, weight in corners:
         i, j = (a0 + da).long() + n // 2, (b0 + db).long() + n // 2
         inside = (i >= 0) & (i < n) & (j >= 0) & (j < n)
         out = out + x[..., i.clamp(0, n - 1), j.clamp(0, n - 1)] * (weight * inside)
-    return out
+    return out.to(x.dtype)
 
 
 def hexagon(size: int, device: torch.device | str | None = None) -> Tensor:
     """(size, size) bool: the cells of the largest hexagon in an array in axial coordinates; the domain of p6m."""
     return domain_mask(p6m, (size, size), device)
-
-
-def _positions(size: int, spacing: float, like: Tensor) -> tuple[Tensor, Tensor]:
-    u = torch.arange(size, device=like.device, dtype=like.dtype) - (size - 1) / 2
-    rows = (u * spacing * ROW)[:, None].expand(size, size)
-    columns = (u[None, :] + u[:, None] / 2) * spacing
-    return rows, columns
 
 
 def _fit(image: Sequence[int], size: int | None, spacing: float | None) -> tuple[int, float]:
@@ -125,7 +131,8 @@ def _fit(image: Sequence[int], size: int | None, spacing: float | None) -> tuple
     if spacing is not None and spacing <= 0:
         raise ValueError(f"spacing must be positive, got {spacing}")
     if size is None:
-        size = 2 * math.ceil(radius / (spacing or math.sqrt(1 / ROW)) - 1e-9) + 1
+        steps = math.ceil(radius / (spacing or math.sqrt(1 / ROW)) - 1e-9)
+        size = 2 * (steps if spacing else steps + steps % 2) + 1
     if spacing is None:
         spacing = max(radius, 0.5) / max((size - 1) / 2, 0.5)
     return size, spacing

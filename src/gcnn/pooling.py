@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gcnn.checks import Size, as_tuple, check_axes, check_reduce, is_map, shape_text
-from gcnn.groups import Group
-from gcnn.indices import doubled_coordinates, index_table, support
+from gcnn.groups import Group, Subgroup
+from gcnn.indices import check_support, doubled_coordinates, support
 from gcnn.lattice import domain_mask, mask_outside
 
 Reduce = Literal["max", "mean"]
@@ -28,7 +28,7 @@ Plan = tuple[tuple[int, ...], list[list[tuple[int, tuple[int, ...]]]]]
 def coset_pool(
     group: Group,
     x: Tensor,
-    subgroup: Iterable[int] | None = None,
+    subgroup: Subgroup | None = None,
     reduce: Reduce = "max",
     members: Members | None = None,
 ) -> Tensor:
@@ -42,9 +42,12 @@ def coset_pool(
     >>> coset_pool(p4m, f).shape, coset_pool(p4m, f, p4m.subgroup(1)).shape
     (torch.Size([2, 3, 5, 5]), torch.Size([2, 3, 2, 5, 5]))
     """
-    check_reduce("coset_pool", reduce)
+    check_reduce(reduce)
     if x.ndim not in (3, group.dim + 3) or x.shape[2] != group.order:
-        raise ValueError(f"coset_pool: expected a map on {group.name}, {shape_text(group, 'K')}, got {tuple(x.shape)}")
+        raise ValueError(
+            f"coset_pool: expected a map on {group.name}, {shape_text(group, 'K')}, got {tuple(x.shape)}; "
+            "a map that is pooled over cosets already becomes an image by x.amax(2) or x.mean(2)"
+        )
     if subgroup is None:
         return _reduce(x, 2, reduce)
     members = members or left_cosets(group, subgroup)
@@ -52,14 +55,14 @@ def coset_pool(
     return x[:, :, 0] if x.shape[2] == 1 else x
 
 
-def left_cosets(group: Group, subgroup: Iterable[int]) -> Members:
+def left_cosets(group: Group, subgroup: Subgroup) -> Members:
     """The elements of each left coset s H, in the order of `Group.cosets`."""
     labels = group.cosets(subgroup)
     members: Members = np.argsort(labels, kind="stable").reshape(int(labels.max()) + 1, -1).tolist()
     return members
 
 
-def right_cosets(group: Group, subgroup: Iterable[int]) -> Members:
+def right_cosets(group: Group, subgroup: Subgroup) -> Members:
     """The elements h c of each right coset H c, with h in the order of the subgroup."""
     products = group.product[list(group.check_subgroup(subgroup))]  # (|H|, S)
     members: Members = products[:, np.unique(products.min(0))].T.tolist()
@@ -95,7 +98,7 @@ def pool_plan(group: Group, domain: Iterable[tuple[int, Sequence[int]]]) -> Plan
 
 def planned_pool(group: Group, x: Tensor, plan: Plan, reduce: Reduce = "max") -> Tensor:
     """`pool` over the domain that `plan` was made from."""
-    check_reduce("pool", reduce)
+    check_reduce(reduce)
     if not is_map(group, x, None, "pool"):
         raise ValueError(f"pool: expected a map on {group.name}, {shape_text(group, 'K')}, got {tuple(x.shape)}")
     reach, reads = plan
@@ -125,6 +128,9 @@ def max_pool(
     The window is the support of the kernel: a square for p4, a hexagon for p6. Padding and cells outside a hexagonal
     domain do not count. `taps` are those of `window_taps`, where the caller keeps them.
     """
+    for name, value in (("kernel_size", kernel_size), ("stride", stride), ("padding", padding), ("dilation", dilation)):
+        if value is not None:
+            check_axes(group, f"max_pool: {name}", as_tuple(group, value, name))
     if group.fills_box:
         pooling: Any = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[group.dim - 1]
         return on_planes(group, x, lambda planes: pooling(planes, kernel_size, stride, padding, dilation))
@@ -143,6 +149,9 @@ def avg_pool(
     taps: Taps | None = None,
 ) -> Tensor:
     """Average pooling over space, as `max_pool`. Cells outside count as zero, or not at all without `count_include_pad`."""
+    for name, value in (("kernel_size", kernel_size), ("stride", stride), ("padding", padding)):
+        if value is not None:
+            check_axes(group, f"avg_pool: {name}", as_tuple(group, value, name))
     if group.fills_box:
         pooling: Any = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[group.dim - 1]
         return on_planes(
@@ -159,7 +168,7 @@ def avg_pool(
 def window_taps(group: Group, kernel_size: Size) -> Taps:
     """The cells of a pooling window that the group maps to itself."""
     kernel = as_tuple(group, kernel_size, "kernel_size")
-    index_table(group, kernel)  # raises where there are none
+    check_support(group, kernel)
     return [tuple(tap) for tap in np.argwhere(support(group, kernel)).tolist()]
 
 
@@ -184,21 +193,22 @@ def upsample(
     x: Tensor,
     size: Size | None = None,
     scale_factor: Size | None = None,
-    mode: Literal["nearest", "linear"] = "nearest",
+    mode: str = "nearest",
     align_corners: bool | None = None,
 ) -> Tensor:
     """The map enlarged over space, to `size` or by the whole number `scale_factor`.
 
     On a hexagonal lattice: by `scale_factor` with mode "linear", linear on each triangle of neighbours, n -> (n - 1) s + 1.
     """
+    check_mode(mode)
     if group.fills_box:
         mode_of_torch = mode if mode == "nearest" else ("linear", "bilinear", "trilinear")[group.dim - 1]
         shape = x.shape[-group.dim :]
         if size is None:
-            scale = as_tuple(group, scale_factor, "scale_factor")
-            size = [n * k for n, k in zip(shape, scale, strict=True)]
-        target = list(as_tuple(group, size, "size"))
-        if mode == "nearest" and any(m % n for m, n in zip(target, shape, strict=True)):
+            target = [n * k for n, k in zip(shape, as_tuple(group, scale_factor, "scale_factor"), strict=True)]
+        else:
+            target = list(as_tuple(group, size, "size"))
+        if size is not None and mode == "nearest" and any(m % n for m, n in zip(target, shape, strict=True)):
             raise ValueError(
                 f"upsample: nearest neighbours from {tuple(shape)} to {tuple(target)} favour one side; "
                 'use a multiple of the size, or mode="linear"'
@@ -217,7 +227,13 @@ def upsample(
     return mask_outside(group, y[:, 0].unflatten(0, x.shape[: -group.dim]))
 
 
-def subsample(group: Group, x: Tensor, stride: Size = 1, subgroup: Iterable[int] | None = None) -> Tensor:
+def check_mode(mode: str) -> None:
+    """Raises a ValueError unless `mode` is a known way to enlarge a map."""
+    if mode not in ("nearest", "linear"):
+        raise ValueError(f'mode must be "nearest" or "linear", got {mode!r}')
+
+
+def subsample(group: Group, x: Tensor, stride: Size = 1, subgroup: Subgroup | None = None) -> Tensor:
     """The map on a subgroup: the point elements in `subgroup` (None: all), translations by multiples of `stride` (section 6.3).
 
     >>> from gcnn import p4m
@@ -236,12 +252,12 @@ def subsample(group: Group, x: Tensor, stride: Size = 1, subgroup: Iterable[int]
         )
     if subgroup is not None:
         if not on_group:
-            raise ValueError(f"subsample: an image has no point elements to restrict to {tuple(subgroup)}, got {tuple(x.shape)}")
+            raise ValueError(f"subsample: an image has no point elements to restrict to {subgroup!r}, got {tuple(x.shape)}")
         x = torch.stack([x[:, :, s] for s in group.check_subgroup(subgroup)], 2)
     return mask_outside(group, _window(x, (0,) * group.dim, [(n - 1) // k + 1 for n, k in zip(size, steps, strict=True)], steps))
 
 
-def restrict(group: Group, x: Tensor, subgroup: Iterable[int], members: Members | None = None) -> Tensor:
+def restrict(group: Group, x: Tensor, subgroup: Subgroup, members: Members | None = None) -> Tensor:
     """The G-map (N, K, S, *X) as a map on the subgroup H, nothing lost: (N, K S/|H|, |H|, *X), a channel a right coset.
 
     `members` are those of `right_cosets`, where the caller keeps them.

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from gcnn.functional import act
-from gcnn.groups import Group
+from gcnn.groups import Group, Subgroup
 from gcnn.lattice import mask_outside
+from gcnn.nn import GConvTranspose
 
 __all__ = ["Explanation", "Row", "assert_equivariant", "equivariance_error", "explain"]
 
@@ -29,15 +30,15 @@ def equivariance_error(
     module: Module,
     group: Group,
     x: Tensor,
-    stabilizer: Iterable[int] | None = None,
-    out_stabilizer: Iterable[int] | None = None,
+    stabilizer: Subgroup | None = None,
+    out_stabilizer: Subgroup | None = None,
 ) -> float:
     """The largest |module(L_h x) - L_h module(x)| over all elements h of the group, relative to the largest |module(x)|.
 
-    `x` is an image (N, K, *X), a G-map (N, K, S, *X) or a map over the cosets of `stabilizer`. An output (N, K, *X) must turn
-    as an image does, (N, K, S, *X) and (N, K, S) as maps on the group, or on the cosets of `out_stabilizer`; an output
-    (N, K) must not change. The module runs in the mode it is in, as a copy, so that no statistic of it moves. On a
-    hexagonal lattice only the cells of the domain count.
+    `x` is an image (N, K, *X), a G-map (N, K, S, *X), a function (N, K, S) or a map over the cosets of `stabilizer`. An output
+    (N, K, *X) must turn as an image does, (N, K, S, *X) and (N, K, S) as maps on the group, or on the cosets of
+    `out_stabilizer`; an output (N, K) must not change. The module runs in the mode it is in, as a copy, so that no statistic of
+    it moves. On a hexagonal lattice only the cells of the domain count.
 
     >>> from gcnn import p4
     >>> from gcnn.nn import LiftConv
@@ -46,7 +47,7 @@ def equivariance_error(
     >>> equivariance_error(torch.nn.Conv2d(1, 2, 3), p4, torch.rand(1, 1, 9, 9)) > 1e-2
     True
     """
-    return _worst(module, group, x, stabilizer, out_stabilizer)[0]
+    return _worst("equivariance_error", module, group, x, stabilizer, out_stabilizer)[0]
 
 
 def assert_equivariant(
@@ -54,54 +55,73 @@ def assert_equivariant(
     group: Group,
     x: Tensor,
     tolerance: float | None = None,
-    stabilizer: Iterable[int] | None = None,
-    out_stabilizer: Iterable[int] | None = None,
+    stabilizer: Subgroup | None = None,
+    out_stabilizer: Subgroup | None = None,
 ) -> None:
     """Raises an AssertionError where `equivariance_error` exceeds `tolerance` (1e-12 in float64, 1e-5 in float32).
 
     >>> from gcnn import p4
     >>> assert_equivariant(torch.nn.ReLU(), p4, torch.randn(1, 1, 4, 9, 9))
     """
+    error, h, size = _worst("assert_equivariant", module, group, x, stabilizer, out_stabilizer)
     tolerance = TOLERANCES.get(x.dtype, 1e-5) if tolerance is None else tolerance
-    error, h, size = _worst(module, group, x, stabilizer, out_stabilizer)
     name = type(module).__name__ if isinstance(module, nn.Module) else getattr(module, "__name__", repr(module))
     if size == 0:
         raise AssertionError(f"{name}: the output is zero everywhere, so that nothing can be compared; give another input")
     if not error <= tolerance:  # a NaN fails too
+        training = isinstance(module, nn.Module) and module.training
         raise AssertionError(
             f"{name} is not equivariant to {group}: error {error:.2g} (tolerance {tolerance:.2g}) under element {h} = "
             f"{group.matrices[h]}; gcnn.testing.explain(model, x, {group}) finds the layer"
+            + ("; the module is in training mode: if it has dropout, call .eval() first" if training else "")
         )
 
 
 def _worst(
-    module: Module, group: Group, x: Tensor, stabilizer: Iterable[int] | None, out_stabilizer: Iterable[int] | None
+    who: str, module: Module, group: Group, x: Tensor, stabilizer: Subgroup | None, out_stabilizer: Subgroup | None
 ) -> tuple[float, int, float]:
     """The largest relative error, the element where it occurs, and the largest value of the output."""
+    x = _checked_input(f"{who}(module, group, x)", group, x, stabilizer)
     module = copy.deepcopy(module)
-    stabilizer = group.check_subgroup(stabilizer)
     with torch.no_grad():
-        x = mask_outside(group, x)
         y = module(x.clone())
         if not isinstance(y, Tensor):
-            raise TypeError(f"equivariance_error: expected a module that returns one tensor, got {type(y).__name__}; wrap it")
+            raise TypeError(f"{who}: expected a module that returns one tensor, got {type(y).__name__}; wrap it")
         size = float(_inside(group, y).abs().max())
         worst, where = 0.0, 0
         for h in range(group.order):
             turned = _turn(group, h, y, out_stabilizer)
-            moved = module(act(group, h, x, stabilizer=stabilizer))
-            error = _distance(group, moved, turned, size)
+            error = _distance(group, module(_turn(group, h, x, stabilizer)), turned, size)
             if _larger(worst, error) is error:
                 worst, where = error, h
     return worst, where, size
 
 
-def _turn(group: Group, h: int, y: Tensor, stabilizer: Iterable[int] | None) -> Tensor:
+def _checked_input(call: str, group: Group, x: Tensor, stabilizer: Subgroup | None = None) -> Tensor:
+    """`x`, zero outside its domain; an error if it is of no use for a test."""
+    if not isinstance(group, Group) or not isinstance(x, Tensor):
+        raise TypeError(f"{call}: expected a Group and a tensor x, got {type(group).__name__} and {type(x).__name__}")
+    if not torch.isfinite(x).all():
+        raise ValueError(f"{call}: x holds NaN or infinite values")
+    x = _inside(group, x)
+    for h in range(1, group.order):
+        turned = _turn(group, h, x, stabilizer)
+        if turned.shape == x.shape and torch.equal(turned, x):
+            raise ValueError(
+                f"{call}: x is symmetric, element {h} of {group} leaves it as it is, so that nothing can be seen; "
+                "use a random x, for instance torch.rand_like(x)"
+            )
+    return x
+
+
+def _turn(group: Group, h: int, y: Tensor, stabilizer: Subgroup | None = None) -> Tensor:
     """L_h y, for what the shape of y says that it is."""
     if y.ndim < 3:
         return y  # (N, K): no place, no element
     if y.ndim == 3 and group.dim > 1:
-        return act(group, h, y.reshape(*y.shape, *(1,) * group.dim), stabilizer=stabilizer).reshape(y.shape)  # (N, K, S)
+        return _turn(group, h, y.reshape(*y.shape, *(1,) * group.dim), stabilizer).reshape(y.shape)  # (N, K, S)
+    if y.ndim == group.dim + 3 and y.shape[2] == 1:
+        stabilizer = range(group.order)  # one coset, the whole group
     return act(group, h, y, stabilizer=stabilizer)
 
 
@@ -117,7 +137,7 @@ def _larger(a: float, b: float) -> float:
 def _distance(group: Group, moved: Tensor, turned: Tensor, size: float) -> float:
     if moved.shape != turned.shape:
         return float("inf")
-    difference = float((_inside(group, moved) - _inside(group, turned)).abs().max())
+    difference = float((_inside(group, moved) - _inside(group, turned)).abs().max()) if moved.numel() else 0.0
     return difference / size if size else difference
 
 
@@ -148,7 +168,7 @@ class Explanation:
 
     @property
     def exact(self) -> bool:
-        """Whether every layer is equivariant."""
+        """Whether the network is equivariant."""
         return self.first is None
 
     def __str__(self) -> str:
@@ -171,8 +191,8 @@ def explain(model: nn.Module, x: Tensor, group: Group) -> Explanation:
 
     Every layer gets exactly transformed inputs, so that each row shows the layer's own error. Code between layers (a call
     of F.pad, a sum with something) has a row of its own where it fails. Equivariance must hold for all values of the
-    parameters, and some faults hide at initialisation: so a copy of the model is examined, in eval mode, its parameters and
-    running statistics shaken a little. The model itself is not touched.
+    parameters, and some faults hide at initialisation: so a copy of the model is examined, in eval mode and double precision,
+    its parameters and running statistics shaken a little. The model itself is not touched.
 
     >>> from gcnn import p4
     >>> from gcnn.nn import GConv, LiftConv
@@ -184,19 +204,27 @@ def explain(model: nn.Module, x: Tensor, group: Group) -> Explanation:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"explain: expected an nn.Module, got {type(model).__name__}")
+    x = _checked_input("explain(model, x, group)", group, x)
+    model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     with torch.no_grad():
         model = _shaken(copy.deepcopy(model).eval())
-        x = mask_outside(group, x)
-        tolerance = 100 * TOLERANCES.get(x.dtype, 1e-5)
-        probe = _Probe(model, group, tolerance)
-        y = probe.record(x)
+        try:  # in double precision rounding and faults are worlds apart
+            probe = _Probe(model.double(), group, 1e-9)
+            y = probe.record(x.double())
+        except (RuntimeError, TypeError):  # a device or a model that knows single precision only
+            probe = _Probe(model.to(x.dtype), group, 1e-4)
+            y = probe.record(x)
+        x = x.to(y.dtype) if x.is_floating_point() else x
         whole = 0.0
         for h in range(1, group.order):
-            moved = act(group, h, x)
+            moved = _turn(group, h, x)
             probe.compare(h, moved)
-            found = model(moved)
-            whole = _larger(whole, min(_distance(group, found, t, float(y.abs().max())) for t in probe.candidates(h, y)))
-    return Explanation(group, whole, tolerance, tuple(probe.rows()))
+            found, size = probe.model(moved.clone()), float(y.abs().max())
+            whole = _larger(whole, min(_distance(group, found, t, size) for t in probe.outputs(h)))
+    rows = tuple(probe.rows())
+    if whole <= probe.tolerance:  # nothing is lost; what has an error here is only laid out in a way that was not followed
+        rows = tuple(Row(r.name, r.layer + (" (not followed)" if r.why else ""), r.error) for r in rows)
+    return Explanation(group, whole, probe.tolerance, rows)
 
 
 @dataclass
@@ -218,23 +246,35 @@ class _Probe:
     def __init__(self, model: nn.Module, group: Group, tolerance: float) -> None:
         self.model, self.group, self.tolerance = model, group, tolerance
         self.leaves = {m: name or type(m).__name__ for name, m in model.named_modules() if not list(m.children())}
+        groups = [group, *(getattr(m, name, None) for m in model.modules() for name in ("group", "out_group"))]
+        self.groups = list(dict.fromkeys(g for g in groups if isinstance(g, Group) and g.dim == group.dim))
         self.calls: list[_Call] = []
         self.after = 0.0  # the error of code after the last layer
 
     def record(self, x: Tensor) -> Tensor:
         last = x.shape
 
-        def before(module: nn.Module, args: tuple[Any, ...]) -> None:
-            inputs = [a.clone() for a in args if isinstance(a, Tensor)]
+        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            inputs = [a.clone() for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
             self.calls.append(_Call(self.leaves[module], module, inputs, size_before=tuple(last)))
 
-        def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             nonlocal last
             if isinstance(output, Tensor):
                 self.calls[-1].output = output.clone()
                 last = output.shape
 
-        self.output = self._run(x, before, after)
+        try:
+            self.output = self._run(x, before, after)
+        except ValueError as error:
+            call = self.calls[-1] if self.calls else None
+            if call is None or call.output is not None:
+                raise
+            shapes = ", ".join(str(tuple(t.shape)) for t in call.inputs)
+            raise ValueError(
+                f"explain: the model fails in {call.name} ({type(call.module).__name__}) on {shapes}: {error}; "
+                f"on maps (N, K, {self.group.order}, ...) use the layers of gcnn.nn"
+            ) from error
         if not isinstance(self.output, Tensor):
             raise TypeError(f"explain: expected a model that returns one tensor, got {type(self.output).__name__}; wrap it")
         return self.output
@@ -244,20 +284,22 @@ class _Probe:
         call: _Call
         last = moved  # the exact L_h of what went before
 
-        def before(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
             nonlocal call, last
             call = next(queue)
             references = iter(call.inputs)
-            exact = []
-            for a in args:
-                if isinstance(a, Tensor):
-                    error, last = self.closest(h, next(references), a, last)
-                    a = last.clone()
-                    call.error_before = _larger(call.error_before, error)
-                exact.append(a)
-            return tuple(exact)
 
-        def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+            def exact(a: Any) -> Any:
+                nonlocal last
+                if not isinstance(a, Tensor):
+                    return a
+                error, last = self.closest(h, next(references), a, last)
+                call.error_before = _larger(call.error_before, error)
+                return last.clone()
+
+            return tuple(exact(a) for a in args), {k: exact(a) for k, a in kwargs.items()}
+
+        def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
             nonlocal last
             if call.output is None:
                 return None
@@ -266,10 +308,12 @@ class _Probe:
             return last.clone()
 
         y = self._run(moved, before, after)
-        self.after = _larger(self.after, self.closest(h, self.output, y, last)[0])
+        size = float(self.output.abs().max())
+        self.after = _larger(self.after, min(_distance(self.group, y, t, size) for t in self.outputs(h)))
 
     def _run(self, x: Tensor, before: Any, after: Any) -> Any:
-        hooks = [m.register_forward_pre_hook(before) for m in self.leaves] + [m.register_forward_hook(after) for m in self.leaves]
+        hooks = [m.register_forward_pre_hook(before, with_kwargs=True) for m in self.leaves]
+        hooks += [m.register_forward_hook(after, with_kwargs=True) for m in self.leaves]
         try:
             return self.model(x.clone())
         finally:
@@ -281,47 +325,68 @@ class _Probe:
 
         `before` is the exact L_h of what went before, which this may be a reshape of.
         """
-        size = float(reference.abs().max())
-        candidates = self.candidates(h, reference)
+        size = float(reference.abs().max()) if reference.numel() else 0.0
+        candidates = [*self.maps(h, reference), *self.planes(h, reference), *self.outputs_of(h, reference)]
         if before.numel() == reference.numel():
             candidates.append(before.reshape(reference.shape))
         errors = [_distance(self.group, moved, c, size) for c in candidates]
         best = min(range(len(errors)), key=errors.__getitem__)
         return errors[best], candidates[best if errors[best] <= self.tolerance else 0].clone()
 
-    def candidates(self, h: int, y: Tensor) -> list[Tensor]:
-        """L_h y under each reading of the axes of y, the likely ones first."""
-        group, d = self.group, self.group.dim
+    def maps(self, h: int, y: Tensor) -> list[Tensor]:
+        """L_h y as a map (N, K, S, *X) or (N, K, S) on any of the groups of the model, or on its cosets."""
+        d = self.group.dim
         found = []
         if y.ndim == d + 3 or (y.ndim == 3 and d > 1):
-            for subgroup in group.subgroups() if y.shape[2] != group.order else ((0,),):
-                if group.order // len(subgroup) == y.shape[2]:
-                    found.append(_turn(group, h, y, subgroup))
-        if y.ndim in (2, d + 2) and y.shape[1] % group.order == 0:  # (N, K S, *X): planes
-            found.append(_turn(group, h, y.unflatten(1, (-1, group.order)), None).flatten(1, 2))
-        if y.ndim == d + 2:
-            found.append(act(group, h, y))
-        if y.ndim < 3 or not found:
-            found.append(y)
+            for group, index in self._elements(h):
+                subgroups = group.subgroups() if y.shape[2] != group.order else ((0,),)
+                found += [_turn(group, index, y, s) for s in subgroups if group.order == y.shape[2] * len(s)]
         return found
+
+    def planes(self, h: int, y: Tensor) -> list[Tensor]:
+        """L_h y as the planes (N, K S, *X) of a map."""
+        if y.ndim not in (2, self.group.dim + 2):
+            return []
+        return [
+            _turn(group, index, y.unflatten(1, (-1, group.order))).flatten(1, 2)
+            for group, index in self._elements(h)
+            if y.shape[1] % group.order == 0 and group.order > 1
+        ]
+
+    def outputs_of(self, h: int, y: Tensor) -> list[Tensor]:
+        """L_h y as an image, or as numbers that do not change."""
+        return [act(self.group, h, y)] if y.ndim == self.group.dim + 2 else [] if y.ndim > 3 else [y]
+
+    def outputs(self, h: int) -> list[Tensor]:
+        """L_h of what the model returns, as `equivariance_error` reads it."""
+        return [*self.maps(h, self.output), *self.outputs_of(h, self.output)] or [self.output]
+
+    def _elements(self, h: int) -> list[tuple[Group, int]]:
+        """The element h in every group of the model that has it."""
+        matrix = self.group.matrices[h]
+        return [(g, g.index(matrix)) for g in self.groups if matrix in g.matrices]
 
     def rows(self) -> Iterable[Row]:
         for call in self.calls:
             if not call.error_before <= self.tolerance:
-                why, remedy = self._diagnose_code(call)
-                yield Row(f"before {call.name}", "(code)", call.error_before, why, remedy)
+                yield Row(f"before {call.name}", "(code)", call.error_before, *self._diagnose_code(call))
             if call.output is not None:
-                layer = type(call.module).__name__
                 why, remedy = self._diagnose(call) if not call.error <= self.tolerance else ("", "")
-                yield Row(call.name, layer, call.error, why, remedy)
+                yield Row(call.name, type(call.module).__name__, call.error, why, remedy)
         if not self.after <= self.tolerance:
-            yield Row(
-                "output",
-                "(code)",
-                self.after,
-                "the code after the last layer is not equivariant",
-                "pool over space and over the group by sums, means or maxima, or return maps",
+            yield Row("output", "(code)", self.after, *self._diagnose_output())
+
+    def _diagnose_output(self) -> tuple[str, str]:
+        group, y = self.group, self.output
+        if y.ndim in (2, group.dim + 2) and y.shape[1] % group.order == 0:
+            return (
+                f"the {y.shape[1]} outputs change places with the elements of {group}: they are planes of a map, not pooled",
+                f"put CosetPool({group}) before the head, or return the map as (N, K, {group.order}, ...)",
             )
+        return (
+            "the code after the last layer is not equivariant",
+            "pool over space and over the group by sums, means or maxima, or return maps",
+        )
 
     def _diagnose_code(self, call: _Call) -> tuple[str, str]:
         d = self.group.dim
@@ -339,13 +404,31 @@ class _Probe:
         )
 
     def _diagnose(self, call: _Call) -> tuple[str, str]:
-        group, module, x = self.group, call.module, call.inputs[0]
+        group, module = self.group, call.module
+        x = call.inputs[0] if call.inputs else torch.empty(0)
         on_group = x.ndim == group.dim + 3
         planes = x.ndim == group.dim + 2 and x.shape[1] % group.order == 0
+        own = getattr(module, "group", None)
+        if isinstance(own, Group) and not own.contains(group):
+            return f"this layer is one of {own}, which does not hold all of {group}", f"use {group} throughout, or check {own}"
+        kept = getattr(module, "out_group", None)
+        if isinstance(kept, Group) and not kept.contains(group):
+            return f"from here on the network is equivariant to {kept} only", f"check {kept}, or leave this layer out"
+        learned = nn.modules.conv._ConvNd | nn.Linear | nn.Bilinear
+        if isinstance(module, learned) and not (on_group or planes or x.ndim <= 3):
+            return (
+                "a planar convolution does not commute with rotations and reflections (paper, section 5)",
+                f"use LiftConv({group}, ...) on images",
+            )
         if found := _stride_fault(group, module, x):
             return found
+        if isinstance(own, Group) and getattr(module, "stabilizer", (0,)) != (0,):
+            return (
+                f"the input is no map over the cosets of {module.stabilizer}",
+                "give GConv as stabilizer the subgroup that CosetPool pooled over",
+            )
         if isinstance(module, nn.modules.batchnorm._NormBase | nn.GroupNorm | nn.LayerNorm):
-            k = x.shape[1] if on_group else x.shape[1] // group.order if planes else x.shape[1]
+            k = x.shape[1] // group.order if planes else x.shape[1]
             return (
                 "the norm has a scale, bias or statistic for each plane or place, not one a G-feature map",
                 f"use GBatchNorm({group}, {k}) or GLayerNorm({group}, {k}) on (N, {k}, {group.order}, ...)",
@@ -356,15 +439,10 @@ class _Probe:
                 f"asymmetric padding {pads}: one side gets more than the other",
                 "pad both sides alike, or use the padding= of the layer",
             )
-        if isinstance(module, nn.modules.conv._ConvNd | nn.Linear | nn.Bilinear | nn.Flatten) or on_group:
-            if on_group or planes or x.ndim <= 3:
-                return (
-                    f"the layer mixes the {group.order} elements (axis S) or places with weights of its own",
-                    f"use GConv or GLinear of {group}, or CosetPool and a mean or maximum over space first",
-                )
+        if isinstance(module, learned) or on_group:
             return (
-                "a planar convolution does not commute with rotations and reflections (paper, section 5)",
-                f"use LiftConv({group}, ...) on images",
+                f"the layer mixes the {group.order} elements (axis S) or places with weights of its own",
+                f"use GConv or GLinear of {group}, or CosetPool and a mean or maximum over space first",
             )
         return (
             "the layer treats places or elements differently",
@@ -374,7 +452,7 @@ class _Probe:
 
 def _stride_fault(group: Group, module: nn.Module, x: Tensor) -> tuple[str, str] | None:
     kernel = getattr(module, "kernel_size", None)
-    if kernel is None or isinstance(module, nn.modules.conv._ConvTransposeNd):
+    if kernel is None or x.ndim < group.dim + 2 or isinstance(module, nn.modules.conv._ConvTransposeNd | GConvTranspose):
         return None
 
     def spread(value: Any) -> list[int]:
@@ -390,7 +468,7 @@ def _stride_fault(group: Group, module: nn.Module, x: Tensor) -> tuple[str, str]
             return (
                 f"stride {s} does not divide {n} + 2*{p} - {d * (k - 1) + 1} = {span}: the windows leave {rest} over at one side",
                 f"make the size here {n - rest} or {n - rest + s}, or use stride 1 and then GAvgPool or GMaxPool({group}, {s}), "
-                "which halve even sizes exactly",
+                f"which are exact on multiples of {s}",
             )
     return None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gcnn.checks import Size, shape_text
-from gcnn.functional import planar_gcorr, planar_gcorr_transpose, transform_filter
-from gcnn.groups import Group, IntArray
+from gcnn.checks import Size, as_tuple, shape_text
+from gcnn.functional import planar_bias, planar_gcorr, planar_gcorr_transpose, transform_filter
+from gcnn.groups import Group, IntArray, Subgroup
 from gcnn.indices import index_table
 from gcnn.nn.module import Device, GModule, check_group, checked_axes, naming
 from gcnn.pooling import on_planes
@@ -38,7 +38,7 @@ class _Filters(GModule):
         kernel_size: Size,
         groups: int,
         bias: bool,
-        stabilizer: Iterable[int] | None,
+        stabilizer: Subgroup | None,
         device: Device,
         dtype: torch.dtype | None,
         transposed: bool = False,
@@ -46,7 +46,7 @@ class _Filters(GModule):
         super().__init__(group)
         self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
         with naming(self._label()):
-            for name, value in (("in_channels", in_channels), ("out_channels", out_channels), ("groups", groups)):
+            for name, value in (("groups", groups), ("in_channels", in_channels), ("out_channels", out_channels)):
                 if not isinstance(value, int) or value < 1:
                     raise ValueError(f"{name} must be a positive whole number, got {value!r}")
                 if value % groups:
@@ -114,7 +114,7 @@ class _Filters(GModule):
                 remedy = "this is a map on a group already: use GConv, or CosetPool to get an image"
             elif x.shape[2] != cosets:
                 remedy = f"axis 2 counts the {cosets} elements{'' if cosets == group.order else ' (cosets)'} of {group}; "
-                remedy += "pass stabilizer= to convolve a map over cosets, use Restrict to come from a larger group"
+                remedy += "GConv takes maps over cosets with stabilizer=, Restrict leads to the maps of a smaller group"
             else:
                 remedy = f"in_channels is {k}"
         shape = shape_text(group, k, None if self.on_plane else cosets)
@@ -160,7 +160,7 @@ class GConv(_Filters):
         groups: int = 1,
         bias: bool = True,
         padding_mode: Literal["zeros", "reflect", "replicate", "circular"] = "zeros",
-        stabilizer: Iterable[int] | None = None,
+        stabilizer: Subgroup | None = None,
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -196,6 +196,7 @@ class GConv(_Filters):
     def forward(self, x: Tensor) -> Tensor:
         """The G-map (N, K_out, S, *Y) of `x`."""
         self._check_input(x)
+        self._check_window(x, self.kernel_size, self.stride, self.padding, self.dilation)
         padding: Sequence[int] = self.padding
         if self.padding_mode != "zeros":
             both = [p for p in reversed(padding) for _ in (0, 1)]
@@ -252,8 +253,8 @@ class LiftConv(GConv):
 class GConvTranspose(_Filters):
     """The transposed G-correlation, G-map (N, K_in, S, *X) to G-map (N, K_out, S, *Y): the adjoint of GConv, plus a bias.
 
-    The arguments are those of nn.ConvTranspose1d, 2d and 3d but for output_padding, which pads one side only and so cannot
-    be equivariant: kernel_size 4, stride 2, padding 1 doubles a map, kernel_size 3, stride 2, padding 1 takes n to 2 n - 1.
+    The arguments are those of nn.ConvTranspose1d, 2d and 3d, but output_padding must be 0: it pads one side only and so cannot
+    be equivariant. kernel_size 4, stride 2, padding 1 doubles a map; kernel_size 3, stride 2, padding 1 takes n to 2 n - 1.
 
     >>> from gcnn import p4
     >>> GConvTranspose(p4, 8, 4, 4, stride=2, padding=1)(torch.rand(1, 8, 4, 7, 7)).shape
@@ -270,6 +271,7 @@ class GConvTranspose(_Filters):
         kernel_size: Size,
         stride: Size = 1,
         padding: Size = 0,
+        output_padding: Size = 0,
         groups: int = 1,
         bias: bool = True,
         dilation: Size = 1,
@@ -281,6 +283,11 @@ class GConvTranspose(_Filters):
             self.stride = checked_axes(group, "stride", stride, least=1)
             self.padding = checked_axes(group, "padding", padding)
             self.dilation = checked_axes(group, "dilation", dilation, least=1)
+            if any(as_tuple(group, output_padding, "output_padding")):
+                raise ValueError(
+                    f"output_padding (={output_padding}) pads one side only, which is not equivariant; "
+                    "kernel_size 4, stride 2, padding 1 doubles a map exactly"
+                )
 
     def forward(self, x: Tensor) -> Tensor:
         """The G-map (N, K_out, S, *Y) of `x`."""
@@ -314,8 +321,7 @@ class GLinear(_Filters):
         if x.ndim < 2 or x.shape[-2:] != (self.in_channels, self.group.order):
             raise ValueError(
                 f"{self._label()}: expected input (..., {self.in_channels}, {self.group.order}), got {tuple(x.shape)}; "
-                "average or maximise over space first, for instance x.mean((-2, -1))"
+                "take a mean or maximum over space first, and maps over cosets to the group by GConv(stabilizer=...)"
             )
-        bias = None if self.bias is None else self.bias[:, None].expand(-1, self.group.order).flatten()
-        y = F.linear(x.flatten(-2), self._bank().flatten(1), bias)  # (..., K_out S)
+        y = F.linear(x.flatten(-2), self._bank().flatten(1), planar_bias(self.group, self.bias))  # (..., K_out S)
         return y.unflatten(-1, (self.out_channels, self.group.order))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from gcnn.checks import Size, as_tuple, check_axes
+from gcnn.checks import Size, as_tuple, check_axes, shape_text
 from gcnn.groups import Group
+from gcnn.lattice import check_domain
 
 Device = torch.device | str | None
 
@@ -27,6 +28,39 @@ class GModule(nn.Module):
     def extra_repr(self) -> str:
         """The arguments, as the repr shows them."""
         return ", ".join([str(self.group), *(f"{name}={getattr(self, name)!r}" for name in self._shown)])
+
+    def _label(self) -> str:
+        """The layer, as errors name it."""
+        return f"{type(self).__name__}({self.group})"
+
+    def _check_map(self, x: Tensor, image: bool = True, cosets: bool = True) -> None:
+        """Raises a ValueError unless `x` is a map on the group, or an image or a map over cosets where those will do."""
+        group = self.group
+        if x.ndim == group.dim + 2 and image:
+            return
+        if x.ndim == group.dim + 3 and (x.shape[2] == group.order or (cosets and x.shape[2] and group.order % x.shape[2] == 0)):
+            return
+        expected = f"input {shape_text(group, 'K')}" + (f" or an image {shape_text(group, 'K', None)}" if image else "")
+        if x.ndim == group.dim + 2 and x.shape[1] % group.order == 0:
+            remedy = f"use x.unflatten(1, (-1, {group.order})) if these are planes"
+        elif x.ndim == group.dim + 3 and x.shape[2] and group.order % x.shape[2] == 0:
+            remedy = "a map over cosets is pooled further by x.amax(2) or x.mean(2), and lifted by GConv(stabilizer=...)"
+        else:
+            remedy = f"{group} has {group.order} elements and dimension {group.dim}"
+        raise ValueError(f"{self._label()}: expected {expected}, got {tuple(x.shape)}; {remedy}")
+
+    def _check_window(
+        self, x: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...], padding: Sequence[int], dilation: tuple[int, ...]
+    ) -> None:
+        """On a hexagonal lattice, raises a ValueError unless the sizes of `x` and of the result fit it."""
+        if not self.group.fills_box:
+            size = x.shape[-self.group.dim :]
+            check_domain(self._label(), self.group, size)
+            out = [
+                (n + 2 * p - d * (k - 1) - 1) // s + 1
+                for n, k, s, p, d in zip(size, kernel, stride, padding, dilation, strict=True)
+            ]
+            check_domain(f"{self._label()}, result", self.group, out)
 
 
 @contextmanager

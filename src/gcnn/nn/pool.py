@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
 
 from torch import Tensor
 
 from gcnn import pooling
 from gcnn.checks import Size, check_reduce
-from gcnn.groups import Group
+from gcnn.groups import Group, Subgroup
 from gcnn.nn.module import GModule, checked_axes, naming
 from gcnn.pooling import Reduce
 
@@ -19,12 +18,17 @@ class _Window(GModule):
 
     _shown = ("kernel_size", "stride", "padding")
 
-    def __init__(self, group: Group, kernel_size: Size, stride: Size | None, padding: Size) -> None:
+    def __init__(
+        self, group: Group, kernel_size: Size, stride: Size | None, padding: Size, dilation: Size, ceil_mode: bool
+    ) -> None:
         super().__init__(group)
-        with naming(f"{type(self).__name__}({group})"):
+        with naming(self._label()):
+            if ceil_mode:
+                raise ValueError("ceil_mode lets windows hang over one side, which is not equivariant; use padding instead")
             self.kernel_size = checked_axes(group, "kernel_size", kernel_size, least=1)
             self.stride = self.kernel_size if stride is None else checked_axes(group, "stride", stride, least=1)
             self.padding = checked_axes(group, "padding", padding)
+            self.dilation = checked_axes(group, "dilation", dilation, least=1)
             if any(2 * p > k for p, k in zip(self.padding, self.kernel_size, strict=True)):
                 raise ValueError(f"padding (={self.padding}) must be at most half of kernel_size (={self.kernel_size})")
             self._taps = None if group.fills_box else pooling.window_taps(group, self.kernel_size)
@@ -34,6 +38,7 @@ class GMaxPool(_Window):
     """Max pooling over space of G-maps, maps over cosets and images, with the arguments of nn.MaxPool2d.
 
     Exactly equivariant where stride divides size + 2 padding - kernel_size. The window of a hexagonal lattice is a hexagon.
+    ceil_mode must be off, since it favours one side.
 
     >>> from gcnn import p4
     >>> GMaxPool(p4, 2)(torch.rand(1, 10, 4, 24, 24)).shape
@@ -41,14 +46,21 @@ class GMaxPool(_Window):
     """
 
     def __init__(
-        self, group: Group, kernel_size: Size, stride: Size | None = None, padding: Size = 0, dilation: Size = 1
+        self,
+        group: Group,
+        kernel_size: Size,
+        stride: Size | None = None,
+        padding: Size = 0,
+        dilation: Size = 1,
+        *,
+        ceil_mode: bool = False,
     ) -> None:
-        super().__init__(group, kernel_size, stride, padding)
-        with naming(f"GMaxPool({group})"):
-            self.dilation = checked_axes(group, "dilation", dilation, least=1)
+        super().__init__(group, kernel_size, stride, padding, dilation, ceil_mode)
 
     def forward(self, x: Tensor) -> Tensor:
         """The maxima of `x` over windows."""
+        self._check_map(x)
+        self._check_window(x, self.kernel_size, self.stride, self.padding, self.dilation)
         return pooling.max_pool(self.group, x, self.kernel_size, self.stride, self.padding, self.dilation, self._taps)
 
 
@@ -56,6 +68,7 @@ class GAvgPool(_Window):
     """Average pooling over space of G-maps, maps over cosets and images, with the arguments of nn.AvgPool2d.
 
     Exactly equivariant where stride divides size + 2 padding - kernel_size. The window of a hexagonal lattice is a hexagon.
+    ceil_mode must be off, since it favours one side.
 
     >>> from gcnn import p4
     >>> GAvgPool(p4, 3, stride=2, padding=1)(torch.rand(1, 10, 4, 9, 9)).shape
@@ -63,13 +76,21 @@ class GAvgPool(_Window):
     """
 
     def __init__(
-        self, group: Group, kernel_size: Size, stride: Size | None = None, padding: Size = 0, count_include_pad: bool = True
+        self,
+        group: Group,
+        kernel_size: Size,
+        stride: Size | None = None,
+        padding: Size = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
     ) -> None:
-        super().__init__(group, kernel_size, stride, padding)
+        super().__init__(group, kernel_size, stride, padding, 1, ceil_mode)
         self.count_include_pad = count_include_pad
 
     def forward(self, x: Tensor) -> Tensor:
         """The means of `x` over windows."""
+        self._check_map(x)
+        self._check_window(x, self.kernel_size, self.stride, self.padding, self.dilation)
         return pooling.avg_pool(self.group, x, self.kernel_size, self.stride, self.padding, self.count_include_pad, self._taps)
 
 
@@ -85,11 +106,12 @@ class GAdaptiveAvgPool(GModule):
 
     def __init__(self, group: Group, output_size: Size) -> None:
         super().__init__(group)
-        with naming(f"GAdaptiveAvgPool({group})"):
+        with naming(self._label()):
             self.output_size = checked_axes(group, "output_size", output_size, least=1)
 
     def forward(self, x: Tensor) -> Tensor:
         """The means of `x` over equal parts of space."""
+        self._check_map(x)
         return pooling.adaptive_avg_pool(self.group, x, self.output_size)
 
 
@@ -110,15 +132,16 @@ class GUpsample(GModule):
         group: Group,
         size: Size | None = None,
         scale_factor: Size | None = None,
-        mode: Literal["nearest", "linear"] = "nearest",
+        mode: str = "nearest",
         align_corners: bool | None = None,
     ) -> None:
         super().__init__(group)
-        with naming(f"GUpsample({group})"):
+        with naming(self._label()):
             if (size is None) == (scale_factor is None):
                 raise ValueError(f"give size or scale_factor, one of the two, got {size!r} and {scale_factor!r}")
-            if mode not in ("nearest", "linear"):
-                raise ValueError(f'mode must be "nearest" or "linear", got {mode!r}')
+            if mode == ("linear", "bilinear", "trilinear")[group.dim - 1]:
+                mode = "linear"
+            pooling.check_mode(mode)
             if not group.fills_box and (mode != "linear" or scale_factor is None):
                 raise ValueError(
                     'a hexagonal lattice is enlarged by a scale_factor with mode="linear": '
@@ -130,6 +153,7 @@ class GUpsample(GModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """`x`, enlarged."""
+        self._check_map(x)
         return pooling.upsample(self.group, x, self.size, self.scale_factor, self.mode, self.align_corners)
 
 
@@ -147,16 +171,18 @@ class CosetPool(GModule):
 
     _shown = ("subgroup", "reduce")
 
-    def __init__(self, group: Group, subgroup: Iterable[int] | None = None, reduce: Reduce = "max") -> None:
+    def __init__(self, group: Group, subgroup: Subgroup | None = None, reduce: Reduce = "max") -> None:
         super().__init__(group)
-        with naming(f"CosetPool({group})"):
-            check_reduce("CosetPool", reduce)
+        with naming(self._label()):
+            check_reduce(reduce)
             self.subgroup = None if subgroup is None else group.check_subgroup(subgroup)
         self.reduce: Reduce = reduce
         self._members = None if self.subgroup is None else pooling.left_cosets(group, self.subgroup)
 
     def forward(self, x: Tensor) -> Tensor:
         """`x`, pooled over each coset."""
+        if x.ndim != 3:
+            self._check_map(x, image=False, cosets=False)
         return pooling.coset_pool(self.group, x, self.subgroup, self.reduce, self._members)
 
 
@@ -175,21 +201,23 @@ class GPool(GModule):
 
     def __init__(self, group: Group, domain: Iterable[tuple[int, Sequence[int]]], reduce: Reduce = "max") -> None:
         super().__init__(group)
-        check_reduce(f"GPool({group})", reduce)
         self.domain = tuple((s, tuple(t)) for s, t in domain)
         self.reduce: Reduce = reduce
-        with naming(f"GPool({group})"):
+        with naming(self._label()):
+            check_reduce(reduce)
             self._plan = pooling.pool_plan(group, self.domain)
 
     def forward(self, x: Tensor) -> Tensor:
         """`x`, pooled over g U for every g."""
+        self._check_map(x, image=False, cosets=False)
         return pooling.planned_pool(self.group, x, self._plan, self.reduce)
 
 
 class Restrict(GModule):
     """A G-map as a map on a subgroup H of the point group, nothing lost: (N, K, S, *X) to (N, K S/|H|, |H|, *X).
 
-    Further layers take the group `out_group`, which is H: so a network can give up symmetries with depth.
+    Further layers take the group `out_group`, which is H: so a network can give up symmetries with depth. Where H has no turn
+    by 60 or 120 degrees left, its domain on a hexagonal lattice is the whole array again, no longer the hexagon.
 
     >>> from gcnn import p4m
     >>> restrict = Restrict(p4m, p4m.subgroup(1))
@@ -199,23 +227,24 @@ class Restrict(GModule):
 
     _shown = ("subgroup",)
 
-    def __init__(self, group: Group, subgroup: Iterable[int]) -> None:
+    def __init__(self, group: Group, subgroup: Subgroup) -> None:
         super().__init__(group)
-        with naming(f"Restrict({group})"):
+        with naming(self._label()):
             self.subgroup = group.check_subgroup(subgroup)
         self.out_group = group.restrict(self.subgroup)
         self._members = pooling.right_cosets(group, self.subgroup)
 
     def forward(self, x: Tensor) -> Tensor:
         """`x` as a map on the subgroup."""
+        self._check_map(x, image=False, cosets=False)
         return pooling.restrict(self.group, x, self.subgroup, self._members)
 
 
 class GSubsample(GModule):
     """Subsamples a map on a subgroup: translations by multiples of `stride`, point elements in `subgroup` (None: all) (6.3).
 
-    Takes G-maps, and images where `subgroup` is None. stride must divide size - 1, so that the centre is kept. Further
-    layers take `out_group`.
+    Takes G-maps, and images where `subgroup` is None. stride must divide size - 1, so that what is kept is symmetric about the
+    centre. Further layers take `out_group`.
 
     >>> from gcnn import p4
     >>> GSubsample(p4, 2)(torch.rand(2, 16, 4, 9, 9)).shape
@@ -224,13 +253,14 @@ class GSubsample(GModule):
 
     _shown = ("stride", "subgroup")
 
-    def __init__(self, group: Group, stride: Size = 2, subgroup: Iterable[int] | None = None) -> None:
+    def __init__(self, group: Group, stride: Size = 2, subgroup: Subgroup | None = None) -> None:
         super().__init__(group)
-        with naming(f"GSubsample({group})"):
+        with naming(self._label()):
             self.stride = checked_axes(group, "stride", stride, least=1)
             self.subgroup = None if subgroup is None else group.check_subgroup(subgroup)
         self.out_group = group if self.subgroup is None else group.restrict(self.subgroup)
 
     def forward(self, x: Tensor) -> Tensor:
         """The values of `x` on the subgroup."""
+        self._check_map(x, image=self.subgroup is None, cosets=False)
         return pooling.subsample(self.group, x, self.stride, self.subgroup)
