@@ -18,7 +18,8 @@ class GBatchNorm(nn.modules.batchnorm._BatchNorm):
     """Batch normalisation with one mean, one variance, one scale and one bias a G-feature map (section 6.1).
 
     Takes (N, K, S, *X), images (N, K, *X) and (N, K, S). The arguments after the group are those of nn.BatchNorm2d. On a
-    hexagonal lattice cells outside the domain do not count, and stay zero.
+    hexagonal lattice cells outside the domain do not count, and stay zero. With `norm.sync = True` the statistics are those of
+    all processes of torch.distributed together, on any device.
 
     >>> from gcnn import p4m
     >>> norm = GBatchNorm(p4m, 16)
@@ -40,29 +41,38 @@ class GBatchNorm(nn.modules.batchnorm._BatchNorm):
         check_group("GBatchNorm", group)
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype)
         self.group = group
+        self.sync = False
 
     def _check_input_dim(self, x: Tensor) -> None:
         _check_norm_input(f"GBatchNorm({self.group}, {self.num_features})", self.group, self.num_features, x)
 
     def forward(self, x: Tensor) -> Tensor:
         """`x` normalised; in training mode by the statistics of this batch, which the running ones follow."""
-        if self.group.fills_box or x.ndim == 3:
-            return super().forward(x)
         self._check_input_dim(x)
-        if not self.training and self.track_running_stats:
-            return mask_outside(self.group, super().forward(x))
-        return self._normalise_inside(x)
+        hexagonal = not self.group.fills_box and x.ndim > 3
+        by_batch = self.training or not self.track_running_stats
+        if by_batch and (hexagonal or (self.sync and self.training)):
+            return self._normalise(x, hexagonal)
+        y = super().forward(x)
+        return mask_outside(self.group, y) if hexagonal else y
 
-    def _normalise_inside(self, x: Tensor) -> Tensor:
-        """Training on a hexagonal lattice: the statistics of the cells inside the domain."""
+    def _normalise(self, x: Tensor, hexagonal: bool) -> Tensor:
+        """By the statistics of the cells inside a hexagonal domain, or of several processes together."""
         over = [i for i in range(x.ndim) if i != 1]
         channel = (-1, *(1,) * (x.ndim - 2))  # the shape of a channel's number, to meet (N, K, ...)
-        cells = domain_mask(self.group, x.shape[-self.group.dim :], x.device).sum()
-        count = cells * (x.numel() // x.shape[1] // math.prod(x.shape[-self.group.dim :]))
-        inside = mask_outside(self.group, x if x.dtype == torch.float64 else x.float())
-        mean = inside.sum(over) / count
-        centred = mask_outside(self.group, inside - mean.reshape(channel))
-        var = centred.square().sum(over) / count
+        space = x.shape[-self.group.dim :]
+        cells = domain_mask(self.group, space, x.device).sum() if hexagonal else torch.tensor(math.prod(space), device=x.device)
+        inside = x if x.dtype == torch.float64 else x.float()
+        inside = mask_outside(self.group, inside) if hexagonal else inside
+        count = cells * (x.numel() // x.shape[1] // math.prod(space))
+        total = torch.cat([inside.sum(over), count.reshape(1).to(inside.dtype)])
+        total = _over_processes(total) if self.sync else total
+        count = total[-1].detach()
+        mean = total[:-1] / count
+        centred = inside - mean.reshape(channel)
+        centred = mask_outside(self.group, centred) if hexagonal else centred
+        squares = centred.square().sum(over)
+        var = (_over_processes(squares) if self.sync else squares) / count
         if self.training and self.track_running_stats:
             assert self.num_batches_tracked is not None
             assert self.running_mean is not None
@@ -76,7 +86,8 @@ class GBatchNorm(nn.modules.batchnorm._BatchNorm):
         y = centred * (var + self.eps).rsqrt().reshape(channel)
         if self.affine:
             y = y * self.weight.reshape(channel) + self.bias.reshape(channel)
-        return mask_outside(self.group, y).to(x.dtype)
+        y = y.to(x.dtype)
+        return mask_outside(self.group, y) if hexagonal else y
 
     def extra_repr(self) -> str:
         """The arguments, as the repr shows them."""
@@ -134,6 +145,14 @@ class GLayerNorm(GModule):
         if self.bias is not None:
             y = y + self.bias.reshape(channel)
         return mask_outside(self.group, y) if spatial else y
+
+
+def _over_processes(x: Tensor) -> Tensor:
+    """The sum over all processes, with a gradient."""
+    from torch.distributed.nn.functional import all_reduce
+
+    summed: Tensor = all_reduce(x)
+    return summed
 
 
 def _check_norm_input(label: str, group: Group, channels: int, x: Tensor) -> None:

@@ -1,0 +1,43 @@
+"""A quick look that the layers do on a GPU what they do on the CPU, forward and backward, for groups of every lattice."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+
+from gcnn import GROUPS
+from gcnn.nn import CosetPool, GBatchNorm, GConv, GMaxPool, LiftConv
+from gcnn.testing import equivariance_error, explain
+
+
+def main() -> None:
+    """Prints one line a group."""
+    for name in ("linem", "p4", "p4m", "p6m", "D4", "Oh", "D6h"):
+        group = GROUPS[name]
+        size = 9 if group.dim < 3 else 5
+        net = nn.Sequential(
+            LiftConv(group, 2, 4, 3, padding=1),
+            GBatchNorm(group, 4),
+            nn.ReLU(),
+            GMaxPool(group, 3, 2, 1),
+            GConv(group, 4, 4, 3, padding=1),
+            CosetPool(group),
+        )
+        net = net.double()
+        x = torch.rand(2, 2, *(size,) * group.dim, dtype=torch.float64)
+        there = copy.deepcopy(net).cuda()
+        y, z = net(x), there(x.cuda())
+        y.square().sum().backward()
+        z.square().sum().backward()
+        pairs = zip(net.parameters(), there.parameters(), strict=True)
+        gradients = max(float((p.grad - q.grad.cpu()).abs().max() / p.grad.abs().max()) for p, q in pairs)  # type: ignore[union-attr]
+        print(
+            f"{name}: output {float((y - z.cpu()).abs().max()):.1e}, gradients {gradients:.1e}, "
+            f"equivariance {equivariance_error(there, group, x.cuda()):.1e}, explain {explain(there, x.cuda(), group).exact}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""Ready networks by name, for any group of the right dimension: `build("p4cnn")`, `build("p4cnn", group=p6)`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from gcnn.groups import p1, p4, p4m
+from gcnn.models.cnn import cnn
+from gcnn.models.resnet import digit_resnet
+
+__all__ = ["MODELS", "build"]
+
+MODELS: dict[str, tuple[Callable[..., nn.Module], dict[str, Any]]] = {
+    # the three networks of the paper's table 1
+    "z2cnn": (cnn, {"group": p1, "channels": 20, "dropout": 0.3}),
+    "p4cnn": (cnn, {"group": p4, "channels": 10}),
+    "p4cnn-rotpool": (cnn, {"group": p4, "channels": 20, "pool_every_layer": True}),
+    # a larger one of our own for digits
+    "digit-resnet": (digit_resnet, {"group": p4m, "widths": (16, 32, 64)}),
+}
+"""Name -> (builder, the arguments that the name stands for)."""
+
+
+def build(name: str, **options: Any) -> nn.Module:
+    """The network `name` of MODELS; `options` are its builder's: group, channels or widths, num_classes, in_channels ...
+
+    >>> import torch
+    >>> build("p4cnn")(torch.rand(2, 1, 28, 28)).shape
+    torch.Size([2, 10])
+    >>> sum(p.numel() for p in build("p4cnn").parameters())
+    24680
+    """
+    if name not in MODELS:
+        raise ValueError(f"model must be one of {', '.join(MODELS)}, got {name!r}")
+    builder, defaults = MODELS[name]
+    try:
+        return builder(**{**defaults, **options})
+    except TypeError as error:
+        raise TypeError(f"build({name!r}): {error}") from None
