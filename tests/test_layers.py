@@ -88,6 +88,17 @@ def test_layer_is_equivariant(group: Group, name: str) -> None:
         assert y.equal(mask_outside(group, y))
 
 
+@pytest.mark.parametrize("group", [GROUPS["p6m"], GROUPS["p31m"], GROUPS["C6v"]], ids=str)
+@pytest.mark.parametrize("name", LAYERS)
+def test_what_lies_outside_a_hexagon_does_not_count(group: Group, name: str) -> None:
+    layer = LAYERS[name](group).double()
+    x = torch.randn(2, 2, group.order, *feature_map(group).shape[3:], dtype=torch.float64)  # not zero outside
+    inside = mask_outside(group, x)
+    assert not torch.equal(x, inside)
+    cells = domain_mask(group, layer(x).shape[-group.dim :])
+    torch.testing.assert_close(layer(x)[..., cells], layer(inside)[..., cells], rtol=0, atol=1e-12)
+
+
 @every_group
 def test_lifting_is_equivariant(group: Group) -> None:
     for options in ({}, {"padding": 1}, {"stride": 2, "padding": 1}, {"groups": 2, "bias": False}):
@@ -306,6 +317,9 @@ def test_initialisation_is_that_of_a_convolution_with_as_many_inputs() -> None:
     weight = GConv(p4m, 16, 64, 3).weight
     bound = (1 / (16 * 8 * 9)) ** 0.5
     assert 0.98 * bound < weight.abs().max() <= bound
+    bias = GConv(p4m, 16, 4000, 3).bias
+    assert bias is not None
+    assert 0.98 * bound < bias.abs().max() <= bound
     assert LiftConv(p6m, 3, 8, 3).weight.shape == (8, 3, 7)  # a hexagon has no masked parameters
 
 
@@ -384,6 +398,40 @@ def test_hexagonal_pools_by_brute_force() -> None:
         torch.testing.assert_close(mean[0, 0, :, a, b], values.sum(0) / 7)
         torch.testing.assert_close(inside[0, 0, :, a, b], values.mean(0))
     torch.testing.assert_close(GAdaptiveAvgPool(p6m, 1)(x)[0, 0, :, 0, 0], x[0, 0][:, mask].mean(1))
+    wide = GMaxPool(p6m, 3, 1, 1, dilation=2)(x)  # 9 + 2 - 5 + 1 = 7 cells
+    centre = torch.stack([x[0, 0, :, 4 + 2 * i, 4 + 2 * j] for i, j in neighbours]).amax(0)
+    torch.testing.assert_close(wide[0, 0, :, 3, 3], centre)
+
+
+def test_half_precision_does_not_overflow() -> None:
+    ones = torch.ones(1, 1, 6, 301, 301, dtype=torch.float16)
+    torch.testing.assert_close(GAdaptiveAvgPool(p6, 1)(ones).float(), torch.ones(1, 1, 6, 1, 1), rtol=0, atol=2e-3)
+    x = 400 * torch.randn(2, 4, 8, 5, 5)
+    torch.testing.assert_close(GLayerNorm(p4m, 4).half()(x.half()).float(), GLayerNorm(p4m, 4)(x), rtol=0, atol=1e-2)
+    y = 100 + torch.randn(8, 3, 12, 9, 9)
+    close = GBatchNorm(p6m, 3)(y.bfloat16()).float() - GBatchNorm(p6m, 3)(y.bfloat16().float())
+    assert close.abs().max() < 0.02
+
+
+def test_coset_pooling_has_equivariant_gradients_at_ties() -> None:
+    x = torch.ones(1, 1, 8, 3, 3, requires_grad=True)
+    CosetPool(p4m)(x).sum().backward()
+    torch.testing.assert_close(x.grad, torch.full_like(x, 1 / 8))
+
+
+def test_subsampling_returns_a_map_of_its_own() -> None:
+    x = torch.randn(1, 1, 4, 5, 5)
+    kept = x.clone()
+    nn.Sequential(GSubsample(p4, 2), nn.ReLU(inplace=True))(x)
+    assert torch.equal(x, kept)
+
+
+@pytest.mark.parametrize("group", [p4, p6], ids=str)
+def test_an_empty_batch_leaves_batch_norm_alone(group: Group) -> None:
+    norm = GBatchNorm(group, 2)
+    norm(torch.randn(0, 2, group.order, 5, 5))
+    assert torch.isfinite(norm.running_mean).all()  # type: ignore[arg-type]
+    assert GConv(group, 2, 3, 3)(torch.randn(0, 2, group.order, 5, 5)).shape == (0, 3, group.order, 3, 3)
 
 
 def test_general_pooling_is_the_maximum_over_gu() -> None:

@@ -8,6 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import prune
+from torch.nn.utils.parametrizations import weight_norm
 
 from common import plane_groups
 from gcnn import Group, Oh, linem, p4, p4m, p6m
@@ -358,3 +360,59 @@ def test_functions_of_the_group_alone_can_be_tested() -> None:
     assert_equivariant(pooled, p4m, torch.rand(2, 3, 8, 5, 5))  # (N, K, 1, 1, 1): one coset
     with pytest.raises(AssertionError, match=r"if it has dropout, call .eval\(\) first"):
         assert_equivariant(nn.Sequential(LiftConv(p4, 1, 4, 3), nn.Dropout3d(0.5)), p4, torch.rand(4, 1, 9, 9))
+
+
+def test_explain_sees_in_place_layers_and_parametrizations_as_they_are() -> None:
+    class InPlace(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lift, self.relu, self.conv, self.last = (
+                LiftConv(p4m, 1, 4, 3),
+                nn.ReLU(inplace=True),
+                GConv(p4m, 4, 4, 3, padding=1),
+                GConv(p4m, 4, 4, 3),
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.lift(x)
+            y = self.conv(self.relu(x))
+            z: Tensor = self.last(x + y)  # x is what relu made of it
+            return z
+
+    x = torch.rand(2, 1, 9, 9)
+    found = explain(InPlace(), x, p4m)
+    assert found.exact
+    assert not any("not followed" in row.layer for row in found.rows)
+    normed = nn.Sequential(LiftConv(p4m, 1, 4, 3), weight_norm(GConv(p4m, 4, 4, 1)), weight_norm(GConv(p4m, 4, 4, 2, stride=2)))
+    assert [row.name for row in explain(normed, torch.rand(2, 1, 10, 10), p4m).rows] == ["0", "1", "2"]
+    found = explain(normed, x, p4m)
+    assert found.first is not None
+    assert found.first.name == "2"
+
+
+def test_explain_runs_in_eval_mode_and_shakes_what_training_changes() -> None:
+    assert explain(net(nn.Dropout3d(0.5)).train(), torch.rand(2, 1, 9, 9), p4m).exact
+    norm = nn.BatchNorm2d(32, affine=False)  # only its running statistics could show a difference
+    assert not explain(net(Planar(norm, p4m)), torch.rand(2, 1, 9, 9), p4m).exact
+    frozen = nn.BatchNorm2d(32, track_running_stats=False).requires_grad_(False)
+    assert not explain(net(Planar(frozen, p4m)), torch.rand(2, 1, 9, 9), p4m).exact
+    assert not explain(nn.Sequential(nn.Conv2d(1, 2, 3)).bfloat16(), torch.rand(1, 1, 9, 9).bfloat16(), p4m).exact
+
+
+def test_what_cannot_be_examined_says_why() -> None:
+    class Fickle(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.relu = nn.ReLU()
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.relu(x)
+            return self.relu(y) if y[..., 0, 0].sum() > y[..., -1, -1].sum() else y
+
+    with pytest.raises(ValueError, match="the model calls other layers for L_h x than for x"):
+        explain(Fickle(), torch.arange(25.0).reshape(1, 1, 5, 5), p4)
+    pruned = nn.Sequential(LiftConv(p4, 1, 2, 3))
+    prune.l1_unstructured(pruned[0], "weight", amount=0.5)
+    pruned(torch.rand(1, 1, 9, 9))
+    with pytest.raises(ValueError, match=r"cannot be copied .* call prune.remove on pruned layers"):
+        explain(pruned, torch.rand(1, 1, 9, 9), p4)

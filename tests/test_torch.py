@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch._inductor.exc import InductorError
 from torch.nn.utils import prune
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from common import feature_map, image, some_groups
 from gcnn import GROUPS, Group, p4, p4m, p6m
@@ -48,6 +49,7 @@ def network(group: Group) -> nn.Sequential:
         GConv(group, 4, 4, 3, padding=1, groups=2),
         GLayerNorm(group, 4),
         GMaxPool(group, 3, 2, 1),
+        GSubsample(group, 2),
         GUpsample(group, scale_factor=2, mode=mode),
         GConvTranspose(group, 4, 4, 3, padding=1),
         GPool(group, [(0, (0,) * group.dim), (group.order - 1, (1,) * group.dim)]),
@@ -55,6 +57,7 @@ def network(group: Group) -> nn.Sequential:
         CosetPool(group, half, "mean"),
         GConv(group, 4, 4, 3, padding=1, stabilizer=half) if len(half) < group.order else nn.Identity(),
         restrict,
+        GSubsample(sub, 1, range(sub.order)),
         GConv(sub, 4 * group.order // len(half), 4, 1),
         GAdaptiveAvgPool(sub, 1),
         nn.Flatten(3),
@@ -72,6 +75,7 @@ def pair(group: Group, dtype: torch.dtype = torch.float32) -> tuple[nn.Sequentia
 def test_compile(group: Group) -> None:
     net, x = pair(group)
     torch._dynamo.reset()
+    net = pickle.loads(pickle.dumps(net))  # whose groups have no tables cached yet
     compiled = torch.compile(net, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(x), net(x), rtol=1e-4, atol=1e-4)
     compiled(x).sum().backward()
@@ -109,6 +113,14 @@ def test_export(group: Group) -> None:
     net, x = pair(group)
     exported = torch.export.export(net, (x,))
     torch.testing.assert_close(exported.module()(x), net(x))
+
+
+def test_export_with_any_size() -> None:
+    net = nn.Sequential(LiftConv(p4, 2, 3, 3, padding=1), GMaxPool(p4, 3, 1, 1), GUpsample(p4, scale_factor=2), CosetPool(p4))
+    x = torch.randn(2, 2, 9, 12)
+    sizes = ({2: torch.export.Dim("h", min=4), 3: torch.export.Dim("w", min=4)},)
+    exported = torch.export.export(net, (x,), dynamic_shapes=sizes)
+    torch.testing.assert_close(exported.module()(x.mT.contiguous()), net(x.mT))
 
 
 def test_export_with_a_batch_of_any_size() -> None:
@@ -175,6 +187,7 @@ def test_meta_device(group: Group) -> None:
     with torch.device("meta"):
         net = network(group)
     assert all(t.is_meta for t in (*net.parameters(), *net.buffers()))
+    straight = copy.deepcopy(net).to_empty(device="cpu").eval()
     assert net.eval()(image(group, size=9, dtype=torch.float32).to("meta")).is_meta
     net = net.to_empty(device="cpu")
     for m in net.modules():
@@ -182,8 +195,15 @@ def test_meta_device(group: Group) -> None:
         if reset is not None:
             reset()
     real, x = pair(group)
-    net.load_state_dict(real.state_dict())
-    torch.testing.assert_close(net(x), real(x), rtol=0, atol=0)
+    for made in (net, straight):
+        made.load_state_dict(real.state_dict())
+        torch.testing.assert_close(made(x), real(x), rtol=0, atol=0)
+    skipped: Any = nn.utils.skip_init(GConv, group, 2, 2, 3)
+    same = GConv(group, 2, 2, 3)
+    skipped.load_state_dict(same.state_dict())
+    y = feature_map(group).float()
+    torch.testing.assert_close(skipped(y), same(y), rtol=0, atol=0)
+    assert torch.equal(skipped.table, same.table)
     with torch.device("meta"):
         late = network(group).eval()
     late.load_state_dict(real.state_dict(), assign=True)  # the tables come with the weights
@@ -209,6 +229,25 @@ def test_vmap_and_grad(group: Group) -> None:
     stacked = {k: torch.stack([v, 2 * v]) for k, v in params.items()}  # two models at once
     both = torch.func.vmap(loss, in_dims=(0, None))(stacked, x[0])
     torch.testing.assert_close(both[1], 4 * both[0])
+
+
+@some_groups
+def test_forward_derivatives_and_hessians(group: Group) -> None:
+    conv = GConv(group, 1, 1, 3, bias=False).double()
+    x, weight = feature_map(group, 1, n=1, size=3), conv.weight.detach()
+
+    def loss(w: Tensor) -> Tensor:
+        y: Tensor = torch.func.functional_call(conv, {"weight": w}, (x,))
+        return y.square().sum()
+
+    direction = torch.randn_like(weight)
+    slope = torch.func.jvp(loss, (weight,), (direction,))[1]
+    torch.testing.assert_close(slope, (torch.func.grad(loss)(weight) * direction).sum())
+    bent = torch.func.jvp(torch.func.grad(loss), (weight,), (direction,))[1]
+    torch.testing.assert_close((bent * direction).sum(), 2 * loss(direction))  # a quadratic form
+    if group.order <= 4:
+        hessian = torch.func.hessian(loss)(weight).reshape(weight.numel(), -1)
+        torch.testing.assert_close(direction.flatten() @ hessian @ direction.flatten(), 2 * loss(direction))
 
 
 @some_groups
@@ -253,6 +292,18 @@ def test_state_dict_holds_weight_and_bias_only(group: Group) -> None:
         net.train(mode)
     x = image(group, size=9, dtype=torch.float32)
     torch.testing.assert_close(other.eval()(x), net.eval()(x), rtol=0, atol=0)
+
+
+def test_averaged_and_retyped_models_keep_their_tables() -> None:
+    """Tables are no buffers: a moving average of all buffers, or Module.type, would spoil them without a word."""
+    conv = GConv(p4m, 2, 2, 3).eval()
+    x = torch.randn(1, 2, 8, 5, 5)
+    average = AveragedModel(conv, multi_avg_fn=get_ema_multi_avg_fn(0.9999), use_buffers=True)
+    for _ in range(3):
+        average.update_parameters(conv)
+    torch.testing.assert_close(average(x), conv(x))
+    torch.testing.assert_close(copy.deepcopy(conv).type(torch.float64)(x.double()).float(), conv(x))
+    assert not list(conv.buffers())
 
 
 def test_checkpoints_are_small() -> None:

@@ -54,6 +54,7 @@ def act(group: Group, h: int, x: Tensor, t: Sequence[int] | None = None, stabili
             [0., 3.]])
     """
     group.check_element(h)
+    stabilizer = group.check_subgroup(stabilizer)
     t = (0,) * group.dim if t is None else tuple(t)
     if len(t) != group.dim:
         raise ValueError(f"act: {group.name} translates by {group.dim} integers, got t = {t}")
@@ -113,6 +114,7 @@ def gcorr(
     >>> gcorr(p4m, torch.rand(2, 3, 9, 9), torch.rand(5, 3, 3, 3)).shape
     torch.Size([2, 5, 8, 7, 7])
     """
+    stabilizer = group.check_subgroup(stabilizer)
     on_group = is_map(group, x, stabilizer, "gcorr")
     if psi.ndim != x.ndim:
         raise ValueError(f"gcorr: expected filters on the domain of x, {x.ndim} axes like x, got psi {tuple(psi.shape)}")
@@ -172,7 +174,9 @@ def transform_filter(
             f"transform_filter: {group.name} with kernel_size {tuple(kernel_size)} expects a weight "
             f"(K_out, K_in, {inverse.shape[1]}), got {tuple(weight.shape)}"
         )
-    bank = _Expand.apply(weight, table, inverse)  # (K_out, S, K_in, S_in n^d)
+    # dynamo refuses functions with a forward derivative, so the compiled path does without
+    expand = _Expand if torch.compiler.is_compiling() else _ExpandForward
+    bank = expand.apply(weight, table, inverse)  # (K_out, S, K_in, S_in n^d)
     return bank.reshape(weight.shape[0] * group.order, -1, *kernel_size)  # (K_out S, K_in S_in, *n)
 
 
@@ -213,6 +217,35 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         return _Expand.apply(grads[0], *ctx.saved_tensors), None, None
+
+
+class _ExpandForward(_Expand):
+    """The same with a forward derivative, for torch.func.jvp and hessian."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[1:])
+        ctx.save_for_forward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return _GatherForward.apply(grads[0], *ctx.saved_tensors), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
+        return _ExpandForward.apply(tangents[0], *ctx.saved_tensors)
+
+
+class _GatherForward(_Gather):
+    setup_context = _ExpandForward.setup_context
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return _ExpandForward.apply(grads[0], *ctx.saved_tensors), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
+        return _GatherForward.apply(tangents[0], *ctx.saved_tensors)
 
 
 def planar_gcorr(

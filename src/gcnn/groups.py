@@ -43,6 +43,8 @@ class Group:
 
     A cell u of a centred box belongs to the domain of the group if |m . u| stays within half the side i for all of them.
     """
+    axis_classes: tuple[tuple[int, ...], ...] = field(init=False, compare=False)
+    """The array axes, gathered by which ones the group mixes: sizes must agree along each class."""
 
     def __post_init__(self) -> None:
         who = f"Group {self.name!r}"
@@ -50,7 +52,8 @@ class Group:
         gram = _as_gram(who, self.metric, arrays.shape[1])
         object.__setattr__(self, "matrices", _tuples(arrays))
         object.__setattr__(self, "metric", _tuples(gram[None])[0])
-        object.__setattr__(self, "oblique", _oblique_rows(arrays))
+        object.__setattr__(self, "oblique", _oblique_rows(arrays))  # plain attributes: torch.compile reads these two
+        object.__setattr__(self, "axis_classes", _axis_classes(arrays))
         if not np.array_equal(arrays[0], np.eye(self.dim)):
             raise ValueError(f"{who}: element 0 must be the identity, got {arrays[0].tolist()}; put the identity first")
         _check_isometries(f"{who}: element", arrays, gram)
@@ -81,6 +84,9 @@ class Group:
     def __reduce__(self) -> tuple[Any, ...]:  # derived tables are rebuilt, not pickled
         return Group, (self.name, self.matrices, self.metric)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Group:  # a value that never changes
+        return self
+
     @property
     def order(self) -> int:
         """S, the number of elements of the point group."""
@@ -110,17 +116,6 @@ class Group:
     def inverse(self) -> IntArray:
         """(S,): inverse[a] is the index of a^-1."""
         return _frozen(np.argmax(self.product == 0, axis=1))
-
-    @cached_property
-    def axis_classes(self) -> tuple[tuple[int, ...], ...]:
-        """The array axes, gathered by which ones the group mixes: sizes must agree along each class.
-
-        >>> p4.axis_classes, pm.axis_classes
-        (((0, 1),), ((0,), (1,)))
-        """
-        touches = (np.abs(self.arrays).sum(0) > 0).astype(np.int64)
-        mixed = np.linalg.matrix_power(touches + touches.T, self.dim) > 0  # chains of axes
-        return tuple(sorted({tuple(int(j) for j in np.flatnonzero(row)) for row in mixed}))
 
     @property
     def fills_box(self) -> bool:
@@ -322,6 +317,12 @@ def _check_isometries(what: str, arrays: IntArray, gram: IntArray) -> None:
             f"{m} is not an isometry of the lattice with metric {gram.tolist()}; "
             "pass the Gram matrix of your lattice as metric=, for instance gcnn.groups.HEXAGONAL"
         )
+
+
+def _axis_classes(arrays: IntArray) -> tuple[tuple[int, ...], ...]:
+    touches = (np.abs(arrays).sum(0) > 0).astype(np.int64)
+    mixed = np.linalg.matrix_power(touches + touches.T, len(touches)) > 0  # chains of axes
+    return tuple(sorted({tuple(int(j) for j in np.flatnonzero(row)) for row in mixed}))
 
 
 def _oblique_rows(arrays: IntArray) -> tuple[tuple[int, tuple[int, ...]], ...]:

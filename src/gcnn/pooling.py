@@ -22,6 +22,7 @@ from gcnn.lattice import domain_mask, mask_outside
 Reduce = Literal["max", "mean"]
 Members = list[list[int]]
 Taps = list[tuple[int, ...]]
+Tent = list[Any]
 Plan = tuple[tuple[int, ...], list[list[tuple[int, tuple[int, ...]]]]]
 
 
@@ -184,7 +185,7 @@ def adaptive_avg_pool(group: Group, x: Tensor, output_size: Size | None) -> Tens
                 f"{tuple(sorted(hexagonal))}, got {output}"
             )
         mask = domain_mask(group, x.shape[-group.dim :], x.device)
-        x = mask_outside(group, x) * (mask.numel() / mask.sum().to(x.dtype))
+        x = mask_outside(group, x) * (mask.numel() / mask.sum()).to(x.dtype)
     return on_planes(group, x, lambda planes: pooling(planes, output if group.dim > 1 else output[0]))
 
 
@@ -195,10 +196,12 @@ def upsample(
     scale_factor: Size | None = None,
     mode: str = "nearest",
     align_corners: bool | None = None,
+    tent: Tent | None = None,
 ) -> Tensor:
     """The map enlarged over space, to `size` or by the whole number `scale_factor`.
 
     On a hexagonal lattice: by `scale_factor` with mode "linear", linear on each triangle of neighbours, n -> (n - 1) s + 1.
+    `tent` is that of `tent_kernel`, where the caller keeps it.
     """
     check_mode(mode)
     if group.fills_box:
@@ -220,10 +223,10 @@ def upsample(
             "the nearest cell of a hexagonal map is not unique"
         )
     scale = as_tuple(group, scale_factor, "scale_factor")
-    tent = _tent(group, scale).to(x)
+    kernel = torch.tensor(tent or tent_kernel(group, scale), dtype=x.dtype, device=x.device)
     spread: Any = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[group.dim - 1]
     single = mask_outside(group, x).flatten(0, -group.dim - 1)[:, None]  # (N K S, 1, *X)
-    y = spread(single, tent[None, None], stride=scale, padding=[k - 1 for k in scale])
+    y = spread(single, kernel[None, None], stride=scale, padding=[k - 1 for k in scale])
     return mask_outside(group, y[:, 0].unflatten(0, x.shape[: -group.dim]))
 
 
@@ -233,8 +236,12 @@ def check_mode(mode: str) -> None:
         raise ValueError(f'mode must be "nearest" or "linear", got {mode!r}')
 
 
-def subsample(group: Group, x: Tensor, stride: Size = 1, subgroup: Subgroup | None = None) -> Tensor:
+def subsample(
+    group: Group, x: Tensor, stride: Size = 1, subgroup: Subgroup | None = None, elements: Sequence[int] | None = None
+) -> Tensor:
     """The map on a subgroup: the point elements in `subgroup` (None: all), translations by multiples of `stride` (section 6.3).
+
+    `elements` are the indices of `subgroup`, where the caller keeps them.
 
     >>> from gcnn import p4m
     >>> f = torch.rand(1, 3, 8, 9, 9)
@@ -253,8 +260,9 @@ def subsample(group: Group, x: Tensor, stride: Size = 1, subgroup: Subgroup | No
     if subgroup is not None:
         if not on_group:
             raise ValueError(f"subsample: an image has no point elements to restrict to {subgroup!r}, got {tuple(x.shape)}")
-        x = torch.stack([x[:, :, s] for s in group.check_subgroup(subgroup)], 2)
-    return mask_outside(group, _window(x, (0,) * group.dim, [(n - 1) // k + 1 for n, k in zip(size, steps, strict=True)], steps))
+        x = torch.stack([x[:, :, s] for s in elements or group.check_subgroup(subgroup)], 2)
+    kept = _window(x, (0,) * group.dim, [(n - 1) // k + 1 for n, k in zip(size, steps, strict=True)], steps)
+    return mask_outside(group, kept.clone())  # a view would let in-place layers reach back into x
 
 
 def restrict(group: Group, x: Tensor, subgroup: Subgroup, members: Members | None = None) -> Tensor:
@@ -314,15 +322,19 @@ def _windows(
     x = F.pad(mask_outside(group, x, fill), [p for p in reversed(pad) for _ in (0, 1)], value=fill)
     span = [d * (k - 1) + 1 for d, k in zip(dilate, kernel, strict=True)]
     size = [(n - m) // s + 1 for n, m, s in zip(x.shape[-group.dim :], span, steps, strict=True)]
+    if min(size) < 1:
+        raise ValueError(
+            f"a pooling window of {tuple(span)} cells does not fit a map of {tuple(x.shape[-group.dim :])} with its padding"
+        )
     return [_window(x, [d * u for d, u in zip(dilate, tap, strict=True)], size, steps) for tap in taps]
 
 
-def _tent(group: Group, scale: Sequence[int]) -> Tensor:
+def tent_kernel(group: Group, scale: Sequence[int]) -> Tent:
     """The interpolation kernel of a hexagonal lattice: 1 at the centre, falling linearly to 0 at the neighbours."""
-    size = [2 * k - 1 for k in scale]
-    u = torch.from_numpy(doubled_coordinates(tuple(size)) // 2).double()  # (*size, d)
-    tent = torch.ones(size, dtype=torch.float64)
+    u = doubled_coordinates(tuple(2 * k - 1 for k in scale)) // 2  # (*size, d)
+    tent = np.ones(u.shape[:-1])
     for axes in group.axis_classes:
-        rows = [u[..., i] for i in axes] + [u @ torch.tensor(m, dtype=torch.float64) for i, m in group.oblique if i in axes]
-        tent = tent * (1 - torch.stack(rows).abs().amax(0) / scale[axes[0]]).clamp(min=0)
-    return tent
+        rows = [u[..., i] for i in axes] + [u @ np.array(m) for i, m in group.oblique if i in axes]
+        tent *= np.clip(1 - np.abs(rows).max(0) / scale[axes[0]], 0, None)
+    kernel: Tent = tent.tolist()
+    return kernel

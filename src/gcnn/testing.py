@@ -37,8 +37,8 @@ def equivariance_error(
 
     `x` is an image (N, K, *X), a G-map (N, K, S, *X), a function (N, K, S) or a map over the cosets of `stabilizer`. An output
     (N, K, *X) must turn as an image does, (N, K, S, *X) and (N, K, S) as maps on the group, or on the cosets of
-    `out_stabilizer`; an output (N, K) must not change. The module runs in the mode it is in, as a copy, so that no statistic of
-    it moves. On a hexagonal lattice only the cells of the domain count.
+    `out_stabilizer`; an output (N, K) must not change. A module runs in the mode it is in, as a copy, so that no statistic of
+    it moves (a function that calls one is not copied). On a hexagonal lattice only the cells of the domain count.
 
     >>> from gcnn import p4
     >>> from gcnn.nn import LiftConv
@@ -82,7 +82,7 @@ def _worst(
 ) -> tuple[float, int, float]:
     """The largest relative error, the element where it occurs, and the largest value of the output."""
     x = _checked_input(f"{who}(module, group, x)", group, x, stabilizer)
-    module = copy.deepcopy(module)
+    module = _copied(module)
     with torch.no_grad():
         y = module(x.clone())
         if not isinstance(y, Tensor):
@@ -95,6 +95,15 @@ def _worst(
             if _larger(worst, error) is error:
                 worst, where = error, h
     return worst, where, size
+
+
+def _copied(module: Any) -> Any:
+    try:
+        return copy.deepcopy(module)
+    except RuntimeError as error:
+        raise ValueError(
+            f"the module is examined as a copy, and cannot be copied ({error}); call prune.remove on pruned layers"
+        ) from error
 
 
 def _checked_input(call: str, group: Group, x: Tensor, stabilizer: Subgroup | None = None) -> Tensor:
@@ -207,7 +216,7 @@ def explain(model: nn.Module, x: Tensor, group: Group) -> Explanation:
     x = _checked_input("explain(model, x, group)", group, x)
     model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     with torch.no_grad():
-        model = _shaken(copy.deepcopy(model).eval())
+        model = _shaken(_copied(model).eval())
         try:  # in double precision rounding and faults are worlds apart
             probe = _Probe(model.double(), group, 1e-9)
             y = probe.record(x.double())
@@ -245,7 +254,11 @@ class _Probe:
 
     def __init__(self, model: nn.Module, group: Group, tolerance: float) -> None:
         self.model, self.group, self.tolerance = model, group, tolerance
-        self.leaves = {m: name or type(m).__name__ for name, m in model.named_modules() if not list(m.children())}
+        self.leaves = {  # modules that hold no others but parametrizations, such as those of weight_norm
+            m: name or type(m).__name__
+            for name, m in model.named_modules()
+            if "parametrizations" not in name and not [child for child, _ in m.named_children() if child != "parametrizations"]
+        }
         groups = [group, *(getattr(m, name, None) for m in model.modules() for name in ("group", "out_group"))]
         self.groups = list(dict.fromkeys(g for g in groups if isinstance(g, Group) and g.dim == group.dim))
         self.calls: list[_Call] = []
@@ -286,7 +299,10 @@ class _Probe:
 
         def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
             nonlocal call, last
-            call = next(queue)
+            following = next(queue, None)
+            if following is None or following.module is not module:
+                raise ValueError("explain: the model calls other layers for L_h x than for x, which cannot be compared")
+            call = following
             references = iter(call.inputs)
 
             def exact(a: Any) -> Any:
@@ -295,7 +311,7 @@ class _Probe:
                     return a
                 error, last = self.closest(h, next(references), a, last)
                 call.error_before = _larger(call.error_before, error)
-                return last.clone()
+                return _overwritten(a, last)
 
             return tuple(exact(a) for a in args), {k: exact(a) for k, a in kwargs.items()}
 
@@ -305,7 +321,7 @@ class _Probe:
                 return None
             error, last = self.closest(h, call.output, output, last)
             call.error = _larger(call.error, error)
-            return last.clone()
+            return _overwritten(output, last)
 
         y = self._run(moved, before, after)
         size = float(self.output.abs().max())
@@ -450,6 +466,14 @@ class _Probe:
         )
 
 
+def _overwritten(x: Tensor, value: Tensor) -> Tensor:
+    """`x` itself with new values, so that layers that work in place still reach what they are meant to; else a copy."""
+    try:
+        return x.copy_(value)
+    except RuntimeError:  # an expanded tensor, or another shape
+        return value.clone()
+
+
 def _stride_fault(group: Group, module: nn.Module, x: Tensor) -> tuple[str, str] | None:
     kernel = getattr(module, "kernel_size", None)
     if kernel is None or x.ndim < group.dim + 2 or isinstance(module, nn.modules.conv._ConvTransposeNd | GConvTranspose):
@@ -480,9 +504,11 @@ def _shaken(model: nn.Module) -> nn.Module:
     def noise(like: Tensor) -> Tensor:
         return torch.randn(like.shape, generator=generator).to(like) * 0.2
 
-    for p in model.parameters():
-        if p.requires_grad and p.is_floating_point() and p.numel():
-            p.add_(noise(p) * (p.std(correction=0) + p.abs().mean() + 0.1))
+    norms = nn.modules.batchnorm._NormBase | nn.GroupNorm | nn.LayerNorm
+    for module in model.modules():
+        for p in module.parameters(recurse=False):  # frozen filters may be meant as they are, frozen norms come from training
+            if (p.requires_grad or isinstance(module, norms)) and p.is_floating_point() and p.numel():
+                p.add_(noise(p) * (p.std(correction=0) + p.abs().mean() + 0.1))
     for name, buffer in model.named_buffers():
         if name.endswith("running_mean"):
             buffer.add_(noise(buffer))

@@ -201,8 +201,8 @@ class Stepper:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.amp):
             logits = self.model(x)
             losses = F.cross_entropy(logits, y, label_smoothing=self.config.label_smoothing, reduction="none")
-        self.optimizer.zero_grad(set_to_none=False)
         loss = losses.sum() * share
+        self.optimizer.zero_grad()
         (loss * self.world).backward()  # DistributedDataParallel takes the mean over processes
         self.optimizer.step()
         self.loss.copy_(loss.detach())
@@ -212,7 +212,7 @@ class Stepper:
         """Records the step once; what the rehearsals changed is put back."""
         self.index = torch.arange(size, device=self.device)
         tensors = [*self.plain.parameters(), *self.plain.buffers(), *self._state()]
-        before = [t.clone() for t in tensors]
+        before = [t.detach().clone() for t in tensors]
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):

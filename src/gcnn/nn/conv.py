@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gcnn.checks import Size, as_tuple, shape_text
 from gcnn.functional import planar_bias, planar_gcorr, planar_gcorr_transpose, transform_filter
-from gcnn.groups import Group, IntArray, Subgroup
+from gcnn.groups import Group, Subgroup
 from gcnn.indices import index_table
 from gcnn.nn.module import Device, GModule, check_group, checked_axes, naming
 from gcnn.pooling import on_planes
@@ -22,8 +22,8 @@ from gcnn.pooling import on_planes
 class _Filters(GModule):
     """What the layers with filters share: a weight of rank 3, a bias, index tables, and errors that name the layer.
 
-    The tables are buffers that no checkpoint holds; `reset_parameters` fills them, so that a model made on the meta device
-    comes to life by `to_empty` and `reset_parameters`.
+    The tables are plain attributes, made anew wherever the weight goes. Buffers would do for checkpoints, but whatever treats
+    buffers as numbers (a moving average of all buffers, to_empty, Module.type) would silently spoil them.
     """
 
     table: Tensor
@@ -47,43 +47,43 @@ class _Filters(GModule):
         self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
         with naming(self._label()):
             for name, value in (("groups", groups), ("in_channels", in_channels), ("out_channels", out_channels)):
-                if not isinstance(value, int) or value < 1:
+                if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                     raise ValueError(f"{name} must be a positive whole number, got {value!r}")
                 if value % groups:
                     raise ValueError(f"{name} (={value}) must be divisible by groups (={groups})")
             self.kernel_size = checked_axes(group, "kernel_size", kernel_size, least=1)
             self.stabilizer = group.check_subgroup(stabilizer)
-            table, inverse = self._index_table()
+            taps = index_table(group, self.kernel_size, self.stabilizer)[1].shape[1]
         self.cosets = group.order // len(self.stabilizer)
         self.on_plane = stabilizer is not None and self.cosets == 1  # images, (N, K, *X): no axis S
         channels = (in_channels, out_channels // groups) if transposed else (out_channels, in_channels // groups)
-        self.weight = nn.Parameter(torch.empty(*channels, inverse.shape[1], device=device, dtype=dtype))
+        self.weight = nn.Parameter(torch.empty(*channels, taps, device=device, dtype=dtype))
         self.register_parameter("bias", nn.Parameter(torch.empty(out_channels, device=device, dtype=dtype)) if bias else None)
-        for name, array in (("table", table), ("inverse", inverse)):
-            self.register_buffer(name, torch.empty(array.shape, dtype=torch.int64, device=device), persistent=False)
         self.reset_parameters()
-
-    def _index_table(self) -> tuple[IntArray, IntArray]:
-        return index_table(self.group, self.kernel_size, self.stabilizer)
+        self._place_tables()
 
     def reset_parameters(self) -> None:
-        """Draws weight and bias as torch.nn's convolutions do, and fills the index tables."""
+        """Draws weight and bias as torch.nn's convolutions do."""
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
         if self.bias is not None:
             bound = 1 / math.sqrt(self.weight.shape[1] * self.weight.shape[2])
             nn.init.uniform_(self.bias, -bound, bound)
-        self._fill_tables()
 
-    def _fill_tables(self) -> None:
-        for buffer, array in zip((self.table, self.inverse), self._index_table(), strict=True):
-            buffer.copy_(torch.from_numpy(np.array(array)))
+    def _place_tables(self) -> None:
+        """Puts the index tables where the weight is."""
+        arrays = index_table(self.group, self.kernel_size, self.stabilizer)
+        self.table, self.inverse = (torch.from_numpy(np.array(a)).to(self.weight.device) for a in arrays)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:  # .to(), .cuda(), .to_empty() ...
+        super()._apply(fn, recurse)
+        if self.table.device != self.weight.device:
+            self._place_tables()
+        return self
 
     def _load_from_state_dict(self, *args: Any) -> None:
         super()._load_from_state_dict(*args)
-        if self.table.is_meta and not self.weight.is_meta:  # built on meta, then loaded with assign=True
-            self.table = torch.empty_like(self.table, device=self.weight.device)
-            self.inverse = torch.empty_like(self.inverse, device=self.weight.device)
-            self._fill_tables()
+        if self.table.device != self.weight.device:  # loaded with assign=True
+            self._place_tables()
 
     def _bank(self) -> Tensor:
         """The planar bank (K_out S, K_in S_in, *n) of the present weight."""

@@ -19,7 +19,7 @@ class GBatchNorm(nn.modules.batchnorm._BatchNorm):
 
     Takes (N, K, S, *X), images (N, K, *X) and (N, K, S). The arguments after the group are those of nn.BatchNorm2d. On a
     hexagonal lattice cells outside the domain do not count, and stay zero. With `norm.sync = True` the statistics are those of
-    all processes of torch.distributed together, on any device.
+    all processes of torch.distributed together, on any device; nn.SyncBatchNorm would forget hexagonal domains.
 
     >>> from gcnn import p4m
     >>> norm = GBatchNorm(p4m, 16)
@@ -51,9 +51,9 @@ class GBatchNorm(nn.modules.batchnorm._BatchNorm):
         self._check_input_dim(x)
         hexagonal = not self.group.fills_box and x.ndim > 3
         by_batch = self.training or not self.track_running_stats
-        if by_batch and (hexagonal or (self.sync and self.training)):
+        if by_batch and x.numel() and (hexagonal or (self.sync and self.training)):
             return self._normalise(x, hexagonal)
-        y = super().forward(x)
+        y = super().forward(x) if x.ndim < 6 else super().forward(x.flatten(2, 3)).reshape(x.shape)  # cudnn takes five axes
         return mask_outside(self.group, y) if hexagonal else y
 
     def _normalise(self, x: Tensor, hexagonal: bool) -> Tensor:
@@ -137,13 +137,15 @@ class GLayerNorm(GModule):
         _check_norm_input(f"GLayerNorm({self.group}, {self.num_channels})", self.group, self.num_channels, x)
         spatial = x.ndim != 3 or self.group.dim == 1
         fibre = (1,) if spatial and x.ndim == self.group.dim + 2 else (1, 2)
-        var, mean = torch.var_mean(x, fibre, correction=0, keepdim=True)
-        y = (x - mean) * (var + self.eps).rsqrt()
+        fine = x.to(torch.promote_types(x.dtype, torch.float32))  # squares overflow in half precision
+        var, mean = torch.var_mean(fine, fibre, correction=0, keepdim=True)
+        y = (fine - mean) * (var + self.eps).rsqrt()
         channel = (-1, *(1,) * (x.ndim - 2))
         if self.weight is not None:
             y = y * self.weight.reshape(channel)
         if self.bias is not None:
             y = y + self.bias.reshape(channel)
+        y = y.to(x.dtype)
         return mask_outside(self.group, y) if spatial else y
 
 
@@ -158,7 +160,8 @@ def _over_processes(x: Tensor) -> Tensor:
 def _check_norm_input(label: str, group: Group, channels: int, x: Tensor) -> None:
     image = x.ndim == group.dim + 2
     on_group = x.ndim == group.dim + 3 or (x.ndim == 3 and not image)
-    if not (image or on_group) or x.shape[1] != channels or (on_group and group.order % x.shape[2]):
+    elements = x.shape[2] if on_group else group.order
+    if not (image or on_group) or x.shape[1] != channels or elements < 1 or group.order % elements:
         raise ValueError(
             f"{label}: expected input {shape_text(group, channels)} or an image {shape_text(group, channels, None)}, "
             f"got {tuple(x.shape)}; use x.unflatten(1, ({channels}, {group.order})) if these are planes"

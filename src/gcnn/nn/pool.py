@@ -150,11 +150,12 @@ class GUpsample(GModule):
             self.size = None if size is None else checked_axes(group, "size", size, least=1)
             self.scale_factor = None if scale_factor is None else checked_axes(group, "scale_factor", scale_factor, least=1)
         self.mode, self.align_corners = mode, align_corners
+        self._tent = None if group.fills_box else pooling.tent_kernel(group, self.scale_factor or ())
 
     def forward(self, x: Tensor) -> Tensor:
         """`x`, enlarged."""
         self._check_map(x)
-        return pooling.upsample(self.group, x, self.size, self.scale_factor, self.mode, self.align_corners)
+        return pooling.upsample(self.group, x, self.size, self.scale_factor, self.mode, self.align_corners, self._tent)
 
 
 class CosetPool(GModule):
@@ -263,4 +264,4 @@ class GSubsample(GModule):
     def forward(self, x: Tensor) -> Tensor:
         """The values of `x` on the subgroup."""
         self._check_map(x, image=self.subgroup is None, cosets=False)
-        return pooling.subsample(self.group, x, self.stride, self.subgroup)
+        return pooling.subsample(self.group, x, self.stride, self.subgroup, self.subgroup)
