@@ -126,7 +126,10 @@ def rotated_mnist(root: str | Path) -> Dataset:
         train, test = (_amat(path, rows) for path, rows in zip(originals, (12_000, 50_000), strict=True))
         return Dataset("rotated_mnist (original)", train, test, DIGITS)
     kept = root / "rotated_mnist.xz"
-    content = lzma.decompress(kept.read_bytes()) if kept.exists() else b""
+    try:
+        content = lzma.decompress(kept.read_bytes())
+    except (OSError, EOFError, lzma.LZMAError):  # not there, or damaged: made again
+        content = b""
     if hashlib.sha256(content).hexdigest() != ROTATED_SHA256:
         content = _regenerate(mnist(root))
         if hashlib.sha256(content).hexdigest() != ROTATED_SHA256:

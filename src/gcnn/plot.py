@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["action", "example", "feature_map"]
+__all__ = ["action", "example", "feature_map", "figure"]
 
 RED, BLUE, INK = "#c8102e", "#1f5fbf", "#333333"
 
@@ -50,7 +50,7 @@ def feature_map(group: Group, x: Tensor, ax: Axes | None = None, title: str = ""
     """The function `x`, (S, H, W), on the Cayley diagram of the group, drawn into `ax` or a figure of its own."""
     planes = _planes(group, x)
     if ax is None:
-        ax = _figure(1)[1][0]
+        ax = figure(1)[1][0]
     _draw(ax, group, planes, title, cmap, float(planes.abs().max()) or 1.0)
     return ax.figure  # type: ignore[return-value]
 
@@ -63,12 +63,12 @@ def action(group: Group, x: Tensor, h: int, cmap: str = "gray") -> Figure:
     '$L_{r}\\\\,f$'
     """
     planes = _planes(group, x)
-    figure, (left, right) = _figure(2)
+    drawn, (left, right) = figure(2)
     scale = float(planes.abs().max()) or 1.0
     _draw(left, group, planes, "$f$", cmap, scale)
     moved = act(group, group.check_element(h), planes[None, None])[0, 0]
     _draw(right, group, moved, f"$L_{{{_names(group)[h]}}}\\,f$", cmap, scale)
-    return figure
+    return drawn
 
 
 def _check_plane(group: Group) -> None:
@@ -86,13 +86,14 @@ def _planes(group: Group, x: Tensor) -> Tensor:
     return x.detach().to("cpu", torch.float32)
 
 
-def _figure(panels: int) -> tuple[Figure, list[Any]]:
+def figure(panels: int) -> tuple[Figure, list[Any]]:
+    """A figure with so many panels side by side, outside of matplotlib's global state."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError('gcnn.plot draws with matplotlib, which is not installed: pip install "gcnn[plot]"') from error
-    figure = Figure(figsize=(6 * panels, 6), layout="constrained")
-    return figure, [figure.add_subplot(1, panels, i + 1) for i in range(panels)]
+    drawn = Figure(figsize=(6 * panels, 6), layout="constrained")
+    return drawn, [drawn.add_subplot(1, panels, i + 1) for i in range(panels)]
 
 
 def _rotation(group: Group) -> int:

@@ -336,5 +336,5 @@ def tent_kernel(group: Group, scale: Sequence[int]) -> Tent:
     for axes in group.axis_classes:
         rows = [u[..., i] for i in axes] + [u @ np.array(m) for i, m in group.oblique if i in axes]
         tent *= np.clip(1 - np.abs(rows).max(0) / scale[axes[0]], 0, None)
-    kernel: Tent = tent.tolist()
-    return kernel
+    kernel: Any = tent.tolist()
+    return list(kernel)

@@ -16,7 +16,7 @@ RECIPES: dict[str, Config] = {
     # the same 24,680 parameters, without augmentation, with a learning rate that falls
     "decay/p4cnn": Config(**{**vars(_PAPER), "model": "p4cnn", "epochs": 200, "schedule": "cosine", "lr": 5e-3}),
     # the digits that come with the package, in minutes on a laptop
-    "demo/z2cnn": Config(model="z2cnn", epochs=6, schedule="cosine", lr=4e-3),
-    "demo/p4cnn": Config(model="p4cnn", epochs=6, schedule="cosine", lr=8e-3),
+    "demo/z2cnn": Config(model="z2cnn", epochs=6, schedule="cosine", lr=4e-3, test_every=6),
+    "demo/p4cnn": Config(model="p4cnn", epochs=6, schedule="cosine", lr=8e-3, test_every=6),
 }
 """Name -> config. A config file or options on the command line change single settings of a recipe."""

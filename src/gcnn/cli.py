@@ -1,0 +1,200 @@
+"""The command line: gcnn train | eval | predict | check | demo | groups | plot. Each command is a thin call of the library."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gcnn.groups import GROUPS
+from gcnn.recipes import RECIPES
+from gcnn.train import Config, DivergedError, Run, evaluate, group_of, load_run, pick_device, train
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # Python 3.10
+    tomllib = None
+
+__all__ = ["main"]
+
+PROBLEMS = (ValueError, TypeError, OSError, ImportError, DivergedError)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs one command; the exit status is 0, 1 for a problem that its message explains, 130 for Ctrl-C."""
+    parser = argparse.ArgumentParser(prog="gcnn", description="Group equivariant networks: train, test, look.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    told = commands.add_parser("train", help="train a network; `gcnn train --help` lists every setting", add_help=False)
+    told.set_defaults(run=_train)
+    told = commands.add_parser("eval", help="test a run again")
+    told.add_argument("folder", help="the folder of a run")
+    told.add_argument("--data-root", default="", help="the folder of its data set, if it has moved")
+    told.add_argument("--device", default="auto")
+    told.set_defaults(run=_eval)
+    told = commands.add_parser("predict", help="classify image files")
+    told.add_argument("folder", help="the folder of a run")
+    told.add_argument("images", nargs="+", help="image files of the size that the network was trained on")
+    told.add_argument("--top", type=int, default=3, help="how many classes to print for each")
+    told.set_defaults(run=_predict)
+    told = commands.add_parser("check", help="is the network of a run equivariant? a row a layer")
+    told.add_argument("folder", help="the folder of a run")
+    told.add_argument("--group", default="", help="another group to ask about")
+    told.set_defaults(run=_check)
+    told = commands.add_parser("demo", help="P4CNN against Z2CNN on the digits that come with the package, in minutes")
+    told.add_argument("--out", default="out/demo", help="where the runs and pictures go")
+    told.set_defaults(run=_demo)
+    told = commands.add_parser("groups", help="list the groups")
+    told.set_defaults(run=_groups)
+    told = commands.add_parser("plot", help="draw a function on a plane group and the same under one of its elements")
+    told.add_argument("group", help="a plane group: p4, p4m, p6m ...")
+    told.add_argument("--element", type=int, default=1, help="the element that acts")
+    told.add_argument("--out", default="", help="the picture, GROUP.png if not given")
+    told.set_defaults(run=_plot)
+    words = sys.argv[1:] if arguments is None else arguments
+    chosen, rest = parser.parse_known_args(words)
+    if rest and chosen.command != "train":
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    chosen.rest = rest
+    try:
+        chosen.run(chosen)
+    except BrokenPipeError:  # whoever read our output has seen enough
+        return 0
+    except PROBLEMS as error:
+        print(f"gcnn {chosen.command}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"\ngcnn {chosen.command}: stopped; a run goes on from its last epoch with --resume", file=sys.stderr)
+        return 130
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class _TrainArguments:
+    """Trains a network and writes the run to a folder. Settings come from a recipe, then a file, then the command line."""
+
+    settings: Config
+    out: str = ""
+    """The folder of the run: config, metrics, checkpoint. Empty: runs/MODEL."""
+    resume: bool = False
+    """Go on with the run in that folder."""
+    recipe: str = ""
+    """Start from a named recipe; see the list below."""
+    config: str = ""
+    """Start from a TOML file with settings by name."""
+
+
+def _train(chosen: argparse.Namespace) -> None:
+    try:
+        import tyro
+    except ImportError as error:
+        raise ImportError('the command line needs tyro, which is not installed: pip install "gcnn[train]"') from error
+    sources = argparse.ArgumentParser(add_help=False)
+    sources.add_argument("--recipe", default="")
+    sources.add_argument("--config", default="")
+    first = sources.parse_known_args(chosen.rest)[0]
+    base = _base(first.recipe, first.config)
+    asked = tyro.cli(
+        _TrainArguments,
+        prog="gcnn train",
+        description=f"{_TrainArguments.__doc__}\n\nRecipes: {', '.join(RECIPES)}.",
+        default=_TrainArguments(base, recipe=first.recipe, config=first.config),
+        args=chosen.rest,
+        config=(tyro.conf.OmitArgPrefixes,),
+    )
+    folder = asked.out or f"runs/{asked.settings.model}"
+    done = train(asked.settings, folder, asked.resume)
+    last = done.history[-1]
+    print(f"{asked.settings.model}: test error {last['test_error']:.2f} % after {last['epoch']} epochs; the run is in {folder}")
+
+
+def _base(recipe: str, file: str) -> Config:
+    if recipe and recipe not in RECIPES:
+        raise ValueError(f"recipe must be one of {', '.join(RECIPES)}, got {recipe!r}")
+    config = RECIPES[recipe] if recipe else Config()
+    if file:
+        if tomllib is None:
+            raise ValueError("--config reads TOML, which needs Python 3.11 or newer; give the settings as options")
+        settings = tomllib.loads(Path(file).read_text())
+        known = {f.name for f in dataclasses.fields(Config)}
+        if unknown := sorted(set(settings) - known):
+            raise ValueError(f"{file}: unknown settings {', '.join(unknown)}; known are {', '.join(sorted(known))}")
+        config = dataclasses.replace(config, **settings)
+    return config
+
+
+def _data(run: Run, root: str = "") -> Any:
+    from gcnn.data import load
+
+    data = load(run.config.data, root or run.config.data_root or None)
+    return data.hold_out(run.config.validation) if run.config.validation else data
+
+
+def _eval(chosen: argparse.Namespace) -> None:
+    device = pick_device(chosen.device)
+    run = load_run(chosen.folder, str(device))
+    data = _data(run, chosen.data_root)
+    found = evaluate(run.model, run.inputs(data.test, device), run.config.test_turns)
+    print(f"{run.config.model} on {len(data.test)} images of {data.name}: error {found['error']:.2f} %, loss {found['loss']:.4f}")
+
+
+def _predict(chosen: argparse.Namespace) -> None:
+    import numpy as np
+    from PIL import Image
+
+    run = load_run(chosen.folder)
+    size = (28, 28) if run.config.data != "cifar10" else (32, 32)
+    gray = run.config.data != "cifar10"
+    for name in chosen.images:
+        with Image.open(name) as opened:
+            if opened.size != (size[1], size[0]):
+                had, wanted = f"{opened.size[0]} x {opened.size[1]}", f"{size[1]} x {size[0]}"
+                raise ValueError(f"{name} has {had} pixels, the network takes {wanted}; resize it")
+            pixels = np.array(opened.convert("L" if gray else "RGB"))
+        x = torch.from_numpy(pixels).float()
+        x = (x[None, None] if gray else x.permute(2, 0, 1)[None]).sub(run.mean).div(run.std)
+        with torch.no_grad():
+            shares = run.model(x).softmax(1)[0]
+        best = shares.argsort(descending=True)[: chosen.top].tolist()
+        print(f"{name}: " + ", ".join(f"{run.classes[i]} {100 * float(shares[i]):.1f} %" for i in best))
+
+
+def _check(chosen: argparse.Namespace) -> None:
+    from gcnn.testing import explain
+
+    run = load_run(chosen.folder)
+    if chosen.group and chosen.group not in GROUPS:
+        raise ValueError(f"group must be one of {', '.join(GROUPS)}, got {chosen.group!r}")
+    group = GROUPS[chosen.group] if chosen.group else group_of(run.model)
+    torch.manual_seed(0)
+    size = 28 if run.config.data != "cifar10" else 32
+    print(explain(run.model, torch.rand(2, 1 if size == 28 else 3, size, size), group))
+
+
+def _demo(chosen: argparse.Namespace) -> None:
+    from gcnn.demo import demo
+
+    demo(Path(chosen.out))
+
+
+def _groups(chosen: argparse.Namespace) -> None:
+    for group in GROUPS.values():
+        unit = sum(map(sum, group.metric)) == group.dim
+        lattice = ("line", "square", "cubic")[group.dim - 1] if unit else "hexagonal"
+        subgroups = len(group.subgroups())
+        print(f"{group.name:6} dimension {group.dim}, {lattice:9} lattice, {group.order:2} elements, {subgroups:2} subgroups")
+
+
+def _plot(chosen: argparse.Namespace) -> None:
+    from gcnn import plot
+
+    if chosen.group not in GROUPS:
+        raise ValueError(f"group must be one of {', '.join(GROUPS)}, got {chosen.group!r}")
+    group = GROUPS[chosen.group]
+    path = Path(chosen.out or f"{group.name}.png")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    plot.action(group, plot.example(group), chosen.element if group.order > 1 else 0).savefig(path)
+    print(path)

@@ -1,0 +1,280 @@
+"""Readers against small files in the real formats, damaged in every way that files are; no data set is needed."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import http.server
+import os
+import pickle
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gcnn import data
+from gcnn.data import Dataset, Split, cifar10, digits, download, load, mnist, rotated_mnist, turn, volumes
+
+
+def idx(array: np.ndarray[Any, Any]) -> bytes:
+    return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+
+
+@pytest.fixture
+def small_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """MNIST in its format with few digits, half of the files gzipped; the known checksums are theirs."""
+    random = np.random.default_rng(0)
+    for part, n in (("train", 60), ("t10k", 10)):
+        for kind, array in (
+            ("images-idx3", random.integers(0, 256, (n, 28, 28), dtype=np.uint8)),
+            ("labels-idx1", random.integers(0, 10, n, dtype=np.uint8)),
+        ):
+            name, content = f"{part}-{kind}-ubyte", idx(array)
+            monkeypatch.setitem(data.MNIST_MD5, name, hashlib.md5(content).hexdigest())
+            if part == "train":
+                (tmp_path / f"{name}.gz").write_bytes(gzip.compress(content))
+            else:
+                (tmp_path / name).write_bytes(content)
+    return tmp_path
+
+
+def test_digits_come_with_the_package() -> None:
+    found = digits()
+    assert found.train.images.shape == (12_000, 1, 28, 28)
+    assert found.test.images.shape == (10_000, 1, 28, 28)
+    assert found.train.images.dtype == torch.uint8
+    counts = torch.bincount(torch.cat([found.train.labels, found.test.labels]))
+    assert counts.min() > 1800
+    assert counts.max() < 2700
+    assert load("digits").classes == tuple("0123456789")
+    packed = Path(data.__file__).parent / "assets/rotated_digits.xz"
+    assert packed.stat().st_size < 6_000_000
+
+
+def test_turn_is_a_rotation() -> None:
+    images = np.random.default_rng(0).integers(0, 256, (3, 28, 28), dtype=np.uint8)
+    for k in range(4):
+        assert np.array_equal(turn(images, np.full(3, k * np.pi / 2)), np.rot90(images, k, (1, 2)))
+    row, column = np.mgrid[:28, :28] - 13.5
+    blob = (255 * np.exp(-((row + 4) ** 2 + (column - 6) ** 2) / 20)).astype(np.uint8)
+    angle = 0.7  # anticlockwise: right goes up, rows point down
+    r, c = -4 * np.cos(angle) - 6 * np.sin(angle), 6 * np.cos(angle) - 4 * np.sin(angle)
+    exact = 255 * np.exp(-((row - r) ** 2 + (column - c) ** 2) / 20)
+    assert np.abs(turn(blob[None], np.array([angle]))[0] - exact).max() < 8
+
+
+def test_mnist(small_mnist: Path) -> None:
+    found = mnist(small_mnist)
+    assert (len(found.train), len(found.test)) == (60, 10)
+    assert found.train.images.shape == (60, 1, 28, 28)
+
+
+def test_damaged_mnist_says_what_and_where(small_mnist: Path) -> None:
+    path = small_mnist / "train-images-idx3-ubyte.gz"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-100])
+    with pytest.raises(ValueError, match=r"train-images-idx3-ubyte.gz is truncated or not a gzip file .*fetches MNIST"):
+        mnist(small_mnist)
+    path.write_bytes(gzip.compress(b"something else"))
+    with pytest.raises(ValueError, match=r"is not the file of MNIST: 14 bytes with md5 .*, expected md5"):
+        mnist(small_mnist)
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match=r"train-images-idx3-ubyte.gz is missing, expected train-images-idx3-ubyte of"):
+        mnist(small_mnist)
+    with pytest.raises(FileNotFoundError, match="is missing"):
+        load("mnist", small_mnist / "nowhere")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_no_permission_says_so(small_mnist: Path) -> None:
+    (small_mnist / "t10k-images-idx3-ubyte").chmod(0)
+    with pytest.raises(PermissionError, match="cannot be read: permission denied"):
+        mnist(small_mnist)
+
+
+def test_no_permission_is_told_apart(small_mnist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(PermissionError, match=r"train-images-idx3-ubyte.gz cannot be read: permission denied"):
+        mnist(small_mnist)
+
+
+def test_rotated_mnist_is_kept_and_checked(small_mnist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the real MNIST the bytes are known; here they are those of a stand-in for the generator."""
+    content = bytes([1]) * 62_000 + bytes(62_000 * 784)
+    calls = []
+
+    def stand_in(source: Dataset) -> bytes:
+        calls.append(source)
+        return content
+
+    monkeypatch.setattr(data, "_regenerate", stand_in)
+    with pytest.raises(ValueError, match="came out different from the known bytes"):
+        rotated_mnist(small_mnist)
+    monkeypatch.setattr(data, "ROTATED_SHA256", hashlib.sha256(content).hexdigest())
+    found = rotated_mnist(small_mnist)
+    assert (len(found.train), len(found.test)) == (12_000, 50_000)
+    assert (small_mnist / "rotated_mnist.xz").exists()
+    rotated_mnist(small_mnist)
+    assert len(calls) == 2  # the second time it was read, not made
+    (small_mnist / "rotated_mnist.xz").write_bytes(b"damaged")
+    rotated_mnist(small_mnist)
+    assert len(calls) == 3
+
+
+def test_shipped_digits_are_made_by_the_same_arithmetic() -> None:
+    """The generator is fixed: same words, same angles, same bytes for made-up digits on every machine."""
+    made_up = (np.arange(70_000 * 784, dtype=np.int64) * 7919 % 251).astype(np.uint8).reshape(-1, 1, 28, 28)
+    labels = np.arange(70_000) % 10
+    whole = Split(torch.from_numpy(made_up), torch.from_numpy(labels))
+    content = data._regenerate(Dataset("made up", whole[:60_000], whole[60_000:], tuple("0123456789")))
+    assert hashlib.sha256(content).hexdigest() == "440121ea5fb0463bd4650a13075bd090950e358f7729fbad5a883765c4065c88"
+
+
+def test_original_amat_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = np.zeros((28, 28))
+    row[3, 5] = 1.0  # stored column by column
+    text = " ".join(f"{v:.4f}" for v in row.T.ravel()) + " 7\n"
+    path = tmp_path / "mnist_all_rotation_normalized_float_train_valid.amat"
+    path.write_text(text * 3)
+    found = data._amat(path, 3)
+    assert found.labels.tolist() == [7, 7, 7]
+    assert found.images[0, 0, 3, 5] == 255
+    assert found.images.sum() == 3 * 255
+    with pytest.raises(ValueError, match=r"expected 12000 rows of 785 numbers, got 2355; the file is truncated or another"):
+        data._amat(path, 12_000)
+    path.write_text("not numbers")
+    with pytest.raises(ValueError, match="expected numbers only"):
+        data._amat(path, 3)
+
+
+@pytest.fixture
+def small_cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    random = np.random.default_rng(0)
+    for name in list(data.CIFAR_SHA1):
+        records = random.integers(0, 256, (10_000, 3073), dtype=np.uint8)
+        records[:, 0] %= 10
+        monkeypatch.setitem(data.CIFAR_SHA1, name, hashlib.sha1(records.tobytes()).hexdigest())
+        (tmp_path / name).write_bytes(records.tobytes())
+    return tmp_path
+
+
+def test_cifar_in_both_versions(small_cifar: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    found = cifar10(small_cifar)
+    assert found.train.images.shape == (50_000, 3, 32, 32)
+    python = tmp_path_factory.mktemp("python") / "cifar-10-batches-py"
+    python.mkdir()
+    for path in small_cifar.glob("*.bin"):
+        records = np.frombuffer(path.read_bytes(), np.uint8).reshape(-1, 3073)
+        batch = {b"data": records[:, 1:].copy(), b"labels": records[:, 0].tolist(), b"batch_label": b"x"}
+        (python / path.stem).write_bytes(pickle.dumps(batch, 2))
+    same = cifar10(python.parent)
+    assert torch.equal(found.train.images, same.train.images)
+    assert torch.equal(found.test.labels, same.test.labels)
+
+
+def test_damaged_cifar_says_so_and_runs_nothing(small_cifar: Path, tmp_path: Path) -> None:
+    path = small_cifar / "data_batch_3.bin"
+    content = path.read_bytes()
+    path.write_bytes(content[:-1])
+    with pytest.raises(ValueError, match=r"data_batch_3.bin has 30729999 bytes, expected 30730000: truncated"):
+        cifar10(small_cifar)
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(ValueError, match=r"data_batch_3.bin is damaged: SHA-1"):
+        cifar10(small_cifar)
+    with pytest.raises(FileNotFoundError, match="CIFAR-10 in its binary version, or data_batch_1 of its python version"):
+        cifar10(tmp_path / "nowhere")
+
+    class Evil:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return os.system, (f"touch {tmp_path}/owned",)
+
+    evil = tmp_path / "data_batch_1"
+    evil.write_bytes(pickle.dumps({b"data": Evil()}))
+    with pytest.raises(ValueError, match=r"the pickle asks for (posix|nt|os).system, which no batch of CIFAR-10 does"):
+        data._cifar_python(evil)
+    assert not (tmp_path / "owned").exists()
+
+
+def test_volumes(tmp_path: Path) -> None:
+    x, y = np.zeros((4, 3, 3, 3), bool), np.array([0, 1, 2, 1])
+    path = tmp_path / "shapes.npz"
+    np.savez(path, x_train=x, y_train=y, x_test=x[:2], y_test=y[:2], classes=np.array(["a", "b", "c"]))
+    found = load("volumes", path)
+    assert found.train.images.shape == (4, 1, 3, 3, 3)
+    assert found.classes == ("a", "b", "c")
+    np.savez(path, train_images=x, train_labels=y[:, None], test_images=x[:2], test_labels=y[:2, None])
+    assert volumes(path).classes == ("0", "1", "2")
+    np.savez(path, x_train=x)
+    with pytest.raises(ValueError, match=r"expected the arrays x_train, y_train, x_test, y_test, found x_train"):
+        volumes(path)
+    np.savez(path, x_train=x[0], y_train=y, x_test=x, y_test=y)
+    with pytest.raises(ValueError, match=r"expected volumes \(N, D, H, W\), got x_train of shape \(3, 3, 3\)"):
+        volumes(path)
+    with pytest.raises(FileNotFoundError, match=r"an .npz file of volumes"):
+        volumes(tmp_path / "none.npz")
+
+
+def test_labels_out_of_range_and_other_mistakes() -> None:
+    images, labels = torch.zeros(3, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 1, 2])
+    with pytest.raises(ValueError, match=r"mine, test: labels go from 0 to 2, expected 0 to 1"):
+        Dataset("mine", Split(images[:2], labels[:2]), Split(images, labels), ("a", "b"))
+    with pytest.raises(ValueError, match="mine, train: 3 images but 2 labels"):
+        Dataset("mine", Split(images, labels[:2]), Split(images, labels), ("a", "b", "c"))
+    whole = Dataset("mine", Split(images, labels), Split(images, labels), ("a", "b", "c"))
+    assert len(whole.hold_out(1).train) == 2
+    assert whole.hold_out(1).test.labels.tolist() == [2]
+    with pytest.raises(ValueError, match="cannot hold out 3 of 3"):
+        whole.hold_out(3)
+    with pytest.raises(ValueError, match="data must be one of digits, mnist"):
+        load("imagenet")
+    with pytest.raises(ValueError, match="cifar10: name the folder that holds its files"):
+        load("cifar10")
+
+
+@pytest.fixture
+def server(small_mnist: Path) -> Iterator[tuple[str, Path]]:
+    """A web server on this machine that has MNIST, gzipped."""
+    for path in list(small_mnist.iterdir()):
+        if path.suffix != ".gz":
+            (small_mnist / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+            path.unlink()
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments, directory=str(small_mnist))
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    found = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Quiet)
+    thread = threading.Thread(target=found.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{found.server_port}/", small_mnist
+    found.shutdown()
+    found.server_close()
+    thread.join()
+
+
+def test_download(server: tuple[str, Path], tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    url, source = server
+    monkeypatch.setitem(data.SOURCES, "mnist", (url, {f"{n}.gz": f"md5-unpacked:{m}" for n, m in data.MNIST_MD5.items()}))
+    folder = tmp_path_factory.mktemp("downloads")
+    download("mnist", folder, url)
+    assert len(mnist(folder).train) == 60
+    (folder / "train-labels-idx1-ubyte.gz").write_bytes(b"damaged")
+    download("rotated_mnist", folder)  # the sound ones stay, the damaged one is fetched again
+    assert len(mnist(folder).train) == 60
+    (source / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(b"wrong"))
+    (folder / "train-labels-idx1-ubyte.gz").unlink()
+    with pytest.raises(ValueError, match="does not have the known md5"):
+        download("mnist", folder, url)
+    with pytest.raises(ValueError, match="download: expected one of mnist, cifar10, got 'svhn'"):
+        download("svhn", folder)

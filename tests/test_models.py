@@ -1,0 +1,80 @@
+"""The networks are the paper's, and exactly equivariant for every plane group."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from common import plane_groups
+from gcnn import Group, Oh, p4, p4m, p6
+from gcnn.models import MODELS, build
+from gcnn.nn import GConv, GMaxPool
+from gcnn.testing import equivariance_error, explain
+
+
+def count(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def test_parameter_counts_are_the_papers() -> None:
+    assert {name: count(build(name)) for name in ("z2cnn", "p4cnn", "p4cnn-rotpool")} == {
+        "z2cnn": 21_750,
+        "p4cnn": 24_680,
+        "p4cnn-rotpool": 21_750,
+    }
+
+
+def test_the_layers_are_the_papers() -> None:
+    net = build("p4cnn")
+    convs = [m for m in net.modules() if isinstance(m, GConv)]
+    assert [c.kernel_size for c in convs] == [(3, 3)] * 6 + [(4, 4)]
+    kinds = [type(m).__name__ for m in net.children()]
+    assert kinds.index("GMaxPool") == 6  # after the second layer
+    assert "Dropout" not in kinds
+    assert [type(m).__name__ for m in build("z2cnn").children()].count("Dropout") == 5
+    norm = next(m for m in net.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
+    assert norm.eps == 2e-5
+    assert isinstance(list(net.children())[6], GMaxPool)
+    weights = torch.cat([c.weight.detach().flatten() * (c.weight.shape[1] * c.weight.shape[2]) ** 0.5 for c in convs])
+    assert abs(float(weights.std()) - 1) < 0.05  # N(0, 1 / fan-in)
+
+
+@plane_groups
+def test_networks_for_every_plane_group(group: Group) -> None:
+    net = build("p4cnn", group=group, channels=4, num_classes=7, in_channels=2)
+    x = torch.rand(2, 2, 28, 28)
+    assert net(x).shape == (2, 7)
+    if group.fills_box:
+        assert explain(net, x, group).exact
+    pooled = build("p4cnn-rotpool", group=group, channels=4)
+    assert pooled(x[:, :1]).shape == (2, 10)
+
+
+def test_p4cnn_does_not_change_under_quarter_turns() -> None:
+    for name in ("p4cnn", "p4cnn-rotpool"):
+        net = build(name).eval()
+        assert equivariance_error(net, p4, torch.rand(4, 1, 28, 28)) < 1e-4
+    assert equivariance_error(build("z2cnn").eval(), p4, torch.rand(4, 1, 28, 28)) > 1e-2
+
+
+def test_hexagonal_networks_are_exact_on_the_lattice() -> None:
+    net = build("p4cnn", group=p6, channels=4)
+    inner = nn.Sequential(*list(net.children())[1:]).double().eval()
+    assert equivariance_error(inner, p6, torch.rand(2, 1, 29, 29, dtype=torch.float64)) < 1e-12
+
+
+def test_digit_resnet_is_exact() -> None:
+    net = build("digit-resnet", group=p4m, widths=(2, 3, 4), blocks=1, dropout=0.1)
+    assert explain(net, torch.rand(1, 1, 28, 28), p4m).exact
+
+
+def test_wrong_names_and_arguments_say_why() -> None:
+    with pytest.raises(ValueError, match=f"model must be one of {', '.join(MODELS)}, got 'p5cnn'"):
+        build("p5cnn")
+    with pytest.raises(TypeError, match=r"build\('p4cnn'\): .*unexpected keyword argument 'width'"):
+        build("p4cnn", width=3)
+    with pytest.raises(ValueError, match="expected a plane group, got Oh of dimension 3"):
+        build("p4cnn", group=Oh)
+    with pytest.raises(ValueError, match="expected a group of the square lattice, got p6"):
+        build("digit-resnet", group=p6)

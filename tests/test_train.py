@@ -1,0 +1,364 @@
+"""Training that can be stopped anywhere: resumed bit for bit, killed, out of disk, out of numbers, on several processes."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import math
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gcnn import cli, p4
+from gcnn import train as module
+from gcnn.data import Dataset, digits
+from gcnn.recipes import RECIPES
+from gcnn.testing import equivariance_error
+from gcnn.train import Config, DivergedError, Inputs, batches, error_by_angle, evaluate, load_run, train, turned
+
+TINY = Config(epochs=3, batch_size=64, channels=3, lr=3e-3)
+
+
+@pytest.fixture(scope="module")
+def small() -> Dataset:
+    whole = digits()
+    return Dataset("small", whole.train[:200], whole.test[:100], whole.classes)
+
+
+def weights(run: Any) -> list[Tensor]:
+    return list(run.model.state_dict().values())
+
+
+def same(a: Any, b: Any) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(weights(a), weights(b), strict=True))
+
+
+def test_training_learns_and_writes_a_run(small: Dataset, tmp_path: Path) -> None:
+    run = train(dataclasses.replace(TINY, epochs=8), tmp_path, progress=False, data=small)
+    assert run.history[-1]["train_loss"] < 0.7 * run.history[0]["train_loss"]
+    rows = (tmp_path / "metrics.csv").read_text().splitlines()
+    assert rows[0].startswith("epoch,")
+    assert len(rows) == 9
+    assert json.loads((tmp_path / "config.json").read_text())["channels"] == 3
+    assert list(tmp_path.glob("events.out.tfevents.*"))
+    again = load_run(tmp_path)
+    assert same(run, again)
+    found = evaluate(again.model, again.inputs(small.test, torch.device("cpu")))
+    assert found["error"] == pytest.approx(run.history[-1]["test_error"])
+    assert sum(map(sum, found["confusion"])) == 100
+    assert equivariance_error(again.model, p4, small.test.images[:4].float()) < 1e-4
+
+
+def test_resuming_continues_bit_for_bit(small: Dataset, tmp_path: Path) -> None:
+    config = dataclasses.replace(TINY, model="z2cnn", schedule="cosine", rotate=20.0, shift=1.0, label_smoothing=0.1)
+    unbroken = train(config, progress=False, data=small)
+
+    class Stop(Exception):  # noqa: N818
+        pass
+
+    original = module._Reporter.epoch
+
+    def stop(self: Any, row: dict[str, Any]) -> None:
+        original(self, row)
+        if row["epoch"] == 2:
+            raise Stop
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module._Reporter, "epoch", stop)
+        with pytest.raises(Stop):
+            train(config, tmp_path, progress=False, data=small)
+    resumed = train(config, tmp_path, resume=True, progress=False, data=small)
+    assert same(unbroken, resumed)
+    assert [r["train_loss"] for r in unbroken.history] == [r["train_loss"] for r in resumed.history]
+
+
+def test_runs_are_not_overwritten_or_mixed(small: Dataset, tmp_path: Path) -> None:
+    train(dataclasses.replace(TINY, epochs=1), tmp_path, progress=False, data=small)
+    with pytest.raises(FileExistsError, match=r"holds a run already; go on with it by --resume, or choose another folder"):
+        train(TINY, tmp_path, progress=False, data=small)
+    with pytest.raises(ValueError, match=r"trained with other settings: lr \(was 0.003, now 0.5\); resume with those"):
+        train(dataclasses.replace(TINY, lr=0.5), tmp_path, resume=True, progress=False, data=small)
+    with pytest.raises(FileNotFoundError, match=r"last.safetensors is missing: .* holds no checkpoint"):
+        train(TINY, tmp_path / "other", resume=True, progress=False, data=small)
+
+
+KILLED = """
+import os, signal, sys
+from gcnn import train as module
+from gcnn.data import Dataset, digits
+import torch
+torch.set_num_threads(1)
+whole = digits()
+data = Dataset("small", whole.train[:200], whole.test[:100], whole.classes)
+saves, fsync = [], os.fsync
+def dying(descriptor):
+    saves.append(1)
+    if len(saves) == 4:  # config; checkpoint and table of epoch 1; now the checkpoint of epoch 2
+        os.truncate(descriptor, 1000)
+        os.kill(os.getpid(), signal.SIGKILL)
+    fsync(descriptor)
+os.fsync = dying
+module.train(module.Config(epochs=3, batch_size=64, channels=3, lr=3e-3), sys.argv[1], progress=False, data=data)
+"""
+
+
+def test_kill_9_while_saving_leaves_the_last_checkpoint(small: Dataset, tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert (tmp_path / "last.safetensors.part").stat().st_size == 1000  # half a checkpoint, under another name
+    assert load_run(tmp_path).history[-1]["epoch"] == 1
+    resumed = train(TINY, tmp_path, resume=True, progress=False, data=small)
+    assert same(resumed, train(TINY, progress=False, data=small))
+
+
+def test_a_full_disk_leaves_the_last_checkpoint(small: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(dataclasses.replace(TINY, epochs=1), tmp_path, progress=False, data=small)
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match=r"could not be written \(No space left on device\); the one before it is intact"):
+        train(TINY, tmp_path, resume=True, progress=False, data=small)
+    assert load_run(tmp_path).history[-1]["epoch"] == 1
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_damaged_and_foreign_checkpoints_say_so(small: Dataset, tmp_path: Path) -> None:
+    train(dataclasses.replace(TINY, epochs=1), tmp_path, progress=False, data=small)
+    path = tmp_path / "last.safetensors"
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(ValueError, match=r"last.safetensors is no checkpoint of gcnn, or is truncated or damaged"):
+        load_run(tmp_path)
+    path.write_bytes(content.replace(b'\\"p4\\"', b'\\"p9\\"'))
+    with pytest.raises(ValueError, match="is a checkpoint of group p9, the network is one of p4"):
+        load_run(tmp_path)
+    path.write_bytes(b"")
+    with pytest.raises(ValueError, match="no checkpoint of gcnn"):
+        load_run(tmp_path)
+
+
+def test_a_loss_that_is_no_number_stops_with_its_place(small: Dataset, tmp_path: Path) -> None:
+    train(dataclasses.replace(TINY, epochs=1), tmp_path, progress=False, data=small)
+    original = module.Inputs.__call__
+    calls = []
+
+    def poisoned(self: Inputs, index: Tensor) -> tuple[Tensor, Tensor]:
+        x, y = original(self, index)
+        calls.append(1)
+        return (x * float("nan"), y) if len(calls) == 2 else (x, y)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module.Inputs, "__call__", poisoned)
+        with pytest.raises(
+            DivergedError,
+            match=r"the loss became nan in epoch 2, step 2 of 4; the last good checkpoint is .*last.safetensors \(epoch 1\); try",
+        ):
+            train(TINY, tmp_path, resume=True, progress=False, data=small)
+    assert all(torch.isfinite(p).all() for p in load_run(tmp_path).model.parameters())
+
+
+def test_a_last_batch_of_one_image(small: Dataset) -> None:
+    odd = Dataset("odd", small.train[:65], small.test, small.classes)
+    assert math.isfinite(train(dataclasses.replace(TINY, epochs=1), progress=False, data=odd).history[-1]["test_loss"])
+
+
+def test_every_image_comes_once_an_epoch() -> None:
+    for world in (1, 2, 3):
+        parts = [list(batches(203, 64, 5, rank, world)) for rank in range(world)]
+        seen = torch.cat([index for part in parts for index, _ in part])
+        assert sorted(seen.tolist()) == list(range(203))
+        assert [total for _, total in parts[0]] == [64, 64, 64, 11]
+        together = [sorted(torch.cat([part[i][0] for part in parts]).tolist()) for i in range(4)]
+        assert together == [sorted(index.tolist()) for index, _ in batches(203, 64, 5)]
+
+
+DISTRIBUTED = """
+import json, sys, torch
+from gcnn.data import Dataset, digits
+from gcnn.train import Config, train
+torch.set_num_threads(1)
+whole = digits()
+data = Dataset("small", whole.train[:200], whole.test[:100], whole.classes)
+train(Config(epochs=2, batch_size=64, channels=3, lr=1e-4, sync_norm=True), sys.argv[1], progress=False, data=data)
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_two_processes_learn_as_one(small: Dataset, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(DISTRIBUTED)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d"]
+    command += ["--rdzv-endpoint=127.0.0.1:0", str(script), str(tmp_path / "two")]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    two = load_run(tmp_path / "two")
+    config = dataclasses.replace(TINY, epochs=2, lr=1e-4)
+    one, other = train(config, progress=False, data=small), train(dataclasses.replace(config, seed=1), progress=False, data=small)
+    for a, b in zip(two.history, one.history, strict=True):
+        assert a["train_loss"] == pytest.approx(b["train_loss"], rel=2e-5)
+    assert other.history[1]["train_loss"] != pytest.approx(one.history[1]["train_loss"], rel=1e-3)
+    # Adam takes whole steps along gradients that are zero but for rounding (biases before a norm); the others must agree
+    parts = [torch.cat([p.detach().flatten() for n, p in run.model.named_parameters() if "bias" not in n]) for run in (two, one)]
+    assert ((parts[0] - parts[1]).abs() < 0.1 * 1e-4).double().mean() > 0.99
+
+
+def test_turning_by_quarters_is_exact() -> None:
+    x = torch.rand(2, 1, 28, 28)
+    for k in range(4):
+        torch.testing.assert_close(turned(x, torch.full((2,), k * math.pi / 2)), torch.rot90(x, k, (-2, -1)), rtol=0, atol=1e-4)
+
+
+def test_error_by_angle_repeats_every_quarter_for_p4(small: Dataset) -> None:
+    run = train(dataclasses.replace(TINY, epochs=4), progress=False, data=small)
+    errors = dict(error_by_angle(run.model, run.inputs(small.test, torch.device("cpu")), steps=8))
+    assert errors[0.0] == errors[90.0] == errors[180.0] == errors[270.0]
+    assert list(errors) == [0.0, 45.0, 90.0, 135.0, 180.0, 225.0, 270.0, 315.0]
+
+
+def test_reestimated_norms_have_the_statistics_of_the_training_set(small: Dataset) -> None:
+    run = train(dataclasses.replace(TINY, epochs=1, reestimate=False), progress=False, data=small)
+    inputs = run.inputs(small.train, torch.device("cpu"))
+    module.reestimate_norms(run.model, inputs, batch_size=100)
+    first: Any = next(m for m in run.model.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm))
+    x = inputs(torch.arange(200))[0]
+    with torch.no_grad():
+        y = next(iter(run.model.children()))(x)
+    torch.testing.assert_close(first.running_mean, y.mean((0, 2, 3, 4)), rtol=1e-3, atol=1e-4)
+    assert first.momentum == 0.1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"epochs": 0}, "epochs must be positive, got 0"),
+        ({"lr": -1.0}, "lr must be positive, got -1.0"),
+        ({"model": "lenet"}, "model must be one of z2cnn"),
+        ({"group": "p5"}, "group must be one of line"),
+        ({"schedule": "step"}, "schedule must be constant or cosine"),
+    ],
+)
+def test_wrong_settings_say_why(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Config(**settings)
+
+
+def test_devices_that_are_not_there_say_so() -> None:
+    with pytest.raises(ValueError, match=r"device 'nonsense' cannot be used here .* cpu always can"):
+        module.pick_device("nonsense")
+
+
+# --- the command line ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shell(small: Dataset, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Runs a command on the small data set and returns (status, what it printed)."""
+    import gcnn.data
+
+    monkeypatch.setattr(module, "load", lambda *_: small)
+    monkeypatch.setattr(gcnn.data, "load", lambda *_: small)
+
+    def run(*words: str) -> tuple[int, str]:
+        status = cli.main(list(words))
+        captured = capsys.readouterr()
+        return status, captured.out + captured.err
+
+    return run
+
+
+def test_the_commands(shell: Any, tmp_path: Path, small: Dataset) -> None:
+    from PIL import Image
+
+    folder = str(tmp_path / "run")
+    status, text = shell("train", "--recipe", "demo/p4cnn", "--epochs", "1", "--channels", "3", "--out", folder)
+    assert status == 0
+    assert "p4cnn: test error" in text
+    assert "img/s" in text  # the progress bar
+    assert shell("train", "--recipe", "demo/p4cnn", "--epochs", "2", "--channels", "3", "--out", folder, "--resume")[0] == 0
+    status, text = shell("eval", folder)
+    assert status == 0
+    assert "p4cnn on 100 images of small: error" in text
+    status, text = shell("check", folder)
+    assert "equivariant to p4: the error of the whole network" in text
+    assert "not equivariant to p4m" in shell("check", folder, "--group", "p4m")[1]
+    picture = tmp_path / "digit.png"
+    Image.fromarray(small.test.images[0, 0].numpy()).save(picture)
+    status, text = shell("predict", folder, str(picture))
+    assert status == 0
+    assert text.count("%") == 3
+    shares = shell("predict", folder, str(picture), "--top", "10")[1].split(": ")[1].split(",")
+    assert sum(float(share.split()[1]) for share in shares) == pytest.approx(100, abs=1)
+    Image.new("L", (30, 20)).save(picture)
+    status, text = shell("predict", folder, str(picture))
+    assert status == 1
+    assert "digit.png has 30 x 20 pixels, the network takes 28 x 28; resize it" in text
+    assert "p4m    dimension 2, square    lattice,  8 elements, 10 subgroups" in shell("groups")[1]
+    assert shell("plot", "p4m", "--out", str(tmp_path / "p4m.png"))[0] == 0
+    assert (tmp_path / "p4m.png").stat().st_size > 5000
+
+
+def test_settings_from_a_file(shell: Any, tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('model = "z2cnn"\nchannels = 3\nepochs = 1\nlr = 0.002\n')
+    folder = tmp_path / "run"
+    assert shell("train", "--config", str(file), "--lr", "0.005", "--out", str(folder))[0] == 0
+    config = json.loads((folder / "config.json").read_text())
+    assert (config["model"], config["lr"], config["channels"]) == ("z2cnn", 0.005, 3)
+    file.write_text("learning_rate = 1\n")
+    status, text = shell("train", "--config", str(file))
+    assert status == 1
+    assert "unknown settings learning_rate; known are amp, batch_size" in text
+
+
+def test_problems_are_one_line_and_a_status(shell: Any, tmp_path: Path) -> None:
+    for words, message in (
+        (("train", "--recipe", "paper/p9"), "recipe must be one of paper/z2cnn"),
+        (("eval", str(tmp_path)), "holds no checkpoint"),
+        (("plot", "p9"), "group must be one of line"),
+        (("plot", "Oh"), "expected a plane group, got Oh"),
+    ):
+        status, text = shell(*words)
+        assert status == 1
+        assert message in text
+        assert "Traceback" not in text
+
+
+def test_ctrl_c_says_how_to_go_on(shell: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "train", interrupted)
+    status, text = shell("train", "--out", str(tmp_path / "run"))
+    assert status == 130
+    assert "goes on from its last epoch with --resume" in text
+
+
+def test_recipes_hold_the_authors_settings() -> None:
+    for name, epochs in (("z2cnn", 300), ("p4cnn", 100), ("p4cnn-rotpool", 100)):
+        recipe = RECIPES[f"paper/{name}"]
+        assert (recipe.model, recipe.epochs, recipe.batch_size, recipe.lr) == (name, epochs, 128, 1e-3)
+        assert (recipe.schedule, recipe.weight_decay, recipe.reestimate, recipe.rotate) == ("constant", 0.0, True, 0.0)
+
+
+def test_the_demo(shell: Any, small: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gcnn import demo
+
+    monkeypatch.setattr(demo, "digits", lambda: small)
+    for name in ("demo/z2cnn", "demo/p4cnn"):
+        monkeypatch.setitem(RECIPES, name, dataclasses.replace(RECIPES[name], epochs=1))
+    status, text = shell("demo", "--out", str(tmp_path))
+    assert status == 0
+    assert "z2cnn        21,750" in text
+    assert "p4cnn        24,680" in text
+    assert (tmp_path / "error_by_angle.png").exists()
+    assert (tmp_path / "feature_map.png").exists()
+    assert "trained already" in shell("demo", "--out", str(tmp_path))[1]  # the second time at once
