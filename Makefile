@@ -1,9 +1,12 @@
-# `make test` sets up everything in .venv and runs every check. Nothing is installed outside .venv.
+# `make demo` trains P4CNN against Z2CNN, `make test` runs every check; both set up .venv first, and install nothing elsewhere.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: test lint types format clean
+.PHONY: demo test lint types format clean
+
+demo: $(VENV)/.installed
+	$(BIN)/gcnn demo --out out/demo
 
 test: lint types
 	$(BIN)/python -m pytest -n 2

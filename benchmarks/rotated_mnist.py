@@ -27,11 +27,11 @@ from gcnn.testing import equivariance_error
 from gcnn.train import Config, group_of, train
 
 
-def machine() -> dict[str, str]:
+def machine(commit: str) -> dict[str, str]:
     """What a number was measured on."""
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    asked = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
     return {
-        "commit": commit or "unknown",
+        "commit": commit or (asked.stdout.strip() if asked.returncode == 0 else "unknown"),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "cpu",
@@ -76,6 +76,7 @@ def main() -> None:
     parser.add_argument("--out", required=True, type=Path, help="folder for the records")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--commit", default="", help="the commit that is measured, where git is not at hand")
     parser.add_argument("--name", default="", help="name of the record, for settings that are no recipe")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="settings that differ from the recipe")
     arguments = parser.parse_args()
@@ -88,7 +89,7 @@ def main() -> None:
     for recipe in arguments.recipes:
         config = dataclasses.replace(RECIPES[recipe], **changes)
         seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
-        found = {"recipe": recipe, "name": arguments.name or recipe, **machine(), **run(config, seeds, data)}
+        found = {"recipe": recipe, "name": arguments.name or recipe, **machine(arguments.commit), **run(config, seeds, data)}
         name = (arguments.name or recipe).replace("/", "_")
         (arguments.out / f"{name}.json").write_text(json.dumps(found, indent=1))
         seconds = found["seeds"][0]["median_epoch_seconds"]

@@ -42,6 +42,7 @@ def test_the_readme_names_every_group_and_layer() -> None:
     for name in gcnn.nn.__all__:
         assert name in text
     assert "`make test`" in text
+    assert "`make demo`" in text
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.name)
@@ -84,6 +85,7 @@ def test_the_core_needs_torch_and_numpy_only() -> None:
 
 def test_imports_go_one_way() -> None:
     order = ["groups", "indices", "lattice", "checks", "pooling", "functional", "nn", "testing", "plot", "models", "data"]
+    order += ["train", "recipes", "demo", "cli"]
     for path in (ROOT / "src/gcnn").rglob("*.py"):
         name = path.relative_to(ROOT / "src/gcnn").parts[0].removesuffix(".py")
         if name in order:
