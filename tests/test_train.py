@@ -6,6 +6,8 @@ import dataclasses
 import errno
 import json
 import math
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +22,7 @@ from gcnn import cli, p4
 from gcnn import train as module
 from gcnn.data import Dataset, digits
 from gcnn.recipes import RECIPES
+from gcnn.report import report
 from gcnn.testing import equivariance_error
 from gcnn.train import Config, DivergedError, Inputs, batches, error_by_angle, evaluate, load_run, train, turned
 
@@ -359,6 +362,32 @@ def test_the_demo(shell: Any, small: Dataset, tmp_path: Path, monkeypatch: pytes
     assert status == 0
     assert "z2cnn        21,750" in text
     assert "p4cnn        24,680" in text
-    assert (tmp_path / "error_by_angle.png").exists()
-    assert (tmp_path / "feature_map.png").exists()
+    assert (tmp_path / "report.html").exists()
     assert "trained already" in shell("demo", "--out", str(tmp_path))[1]  # the second time at once
+
+
+# --- the report ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_report_is_one_page_with_everything_in_it(small: Dataset, tmp_path: Path) -> None:
+    for name in ("p4cnn", "z2cnn"):
+        train(dataclasses.replace(TINY, model=name, epochs=2), tmp_path / name, progress=False, data=small)
+    page = tmp_path / "report.html"
+    report([tmp_path / "p4cnn", tmp_path / "z2cnn"], page, small, images=100)
+    text = page.read_text()
+    assert text.count("<img alt=") == 6  # curves, angles, two confusions, filters, a feature map
+    assert not re.search(r"(src|href)=.(?!data:)", text)  # nothing from elsewhere
+    for words in ("error of the first 100 test images", "Confusion matrix of z2cnn", "Filters of the first layer", "p4cnn"):
+        assert words in text
+    with pytest.raises(ValueError, match="at least one folder"):
+        report([], page, small)
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no browser is installed")
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+    flags += ["--disable-component-update", "--disable-sync", f"--user-data-dir={tmp_path / 'profile'}"]
+    for width in (1000, 400):
+        picture = tmp_path / f"{width}.png"
+        command = [browser, *flags, f"--window-size={width},3000", f"--screenshot={picture}", page.as_uri()]
+        subprocess.run(command, check=True, capture_output=True, timeout=120)
+        assert picture.stat().st_size > 30_000  # a drawn page, not a blank one

@@ -1,4 +1,4 @@
-"""The command line: gcnn train | eval | predict | check | demo | groups | plot. Each command is a thin call of the library."""
+"""The command line: gcnn train | eval | predict | report | check | demo | groups | plot, each a thin call of the library."""
 
 from __future__ import annotations
 
@@ -40,6 +40,11 @@ def main(arguments: list[str] | None = None) -> int:
     told.add_argument("images", nargs="+", help="image files of the size that the network was trained on")
     told.add_argument("--top", type=int, default=3, help="how many classes to print for each")
     told.set_defaults(run=_predict)
+    told = commands.add_parser("report", help="write one HTML page about runs")
+    told.add_argument("folders", nargs="+", help="the folders of runs, the one to show in detail first")
+    told.add_argument("--out", default="report.html", help="the page")
+    told.add_argument("--data-root", default="", help="the folder of the data set, if it has moved")
+    told.set_defaults(run=_report)
     told = commands.add_parser("check", help="is the network of a run equivariant? a row a layer")
     told.add_argument("folder", help="the folder of a run")
     told.add_argument("--group", default="", help="another group to ask about")
@@ -160,6 +165,13 @@ def _predict(chosen: argparse.Namespace) -> None:
             shares = run.model(x).softmax(1)[0]
         best = shares.argsort(descending=True)[: chosen.top].tolist()
         print(f"{name}: " + ", ".join(f"{run.classes[i]} {100 * float(shares[i]):.1f} %" for i in best))
+
+
+def _report(chosen: argparse.Namespace) -> None:
+    from gcnn.report import report
+
+    report(chosen.folders, chosen.out, root=chosen.data_root)
+    print(chosen.out)
 
 
 def _check(chosen: argparse.Namespace) -> None:

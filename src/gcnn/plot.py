@@ -86,13 +86,13 @@ def _planes(group: Group, x: Tensor) -> Tensor:
     return x.detach().to("cpu", torch.float32)
 
 
-def figure(panels: int) -> tuple[Figure, list[Any]]:
+def figure(panels: int, height: float = 6, width: float | None = None) -> tuple[Figure, list[Any]]:
     """A figure with so many panels side by side, outside of matplotlib's global state."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError('gcnn.plot draws with matplotlib, which is not installed: pip install "gcnn[plot]"') from error
-    drawn = Figure(figsize=(6 * panels, 6), layout="constrained")
+    drawn = Figure(figsize=(width or height * panels, height), layout="constrained")
     return drawn, [drawn.add_subplot(1, panels, i + 1) for i in range(panels)]
 
 

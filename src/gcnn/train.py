@@ -29,7 +29,7 @@ from gcnn.groups import GROUPS
 from gcnn.models import MODELS, build
 from gcnn.nn import GBatchNorm
 
-__all__ = ["Config", "DivergedError", "Run", "error_by_angle", "evaluate", "load_run", "train"]
+__all__ = ["Config", "DivergedError", "Run", "error_by_angle", "evaluate", "load_run", "train", "write_file"]
 
 
 @dataclass(frozen=True)
@@ -327,7 +327,7 @@ def group_of(model: nn.Module) -> Any:
     return next(m.group for m in model.modules() if hasattr(m, "group"))
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_file(path: Path, content: bytes) -> None:
     """Replaces a file in one move: a crash, a kill or a full disk leaves the old one whole."""
     part = path.with_name(path.name + ".part")
     try:
@@ -349,13 +349,13 @@ def _save(folder: Path, model: nn.Module, stepper: Stepper, meta: dict[str, Any]
     for name, p in model.named_parameters():
         for k, v in stepper.optimizer.state[p].items():
             tensors[f"optimizer.{name}.{k}"] = v.detach().cpu().contiguous()
-    _write(folder / "last.safetensors", save(tensors, {"gcnn": json.dumps(meta)}))
+    write_file(folder / "last.safetensors", save(tensors, {"gcnn": json.dumps(meta)}))
     table = io.StringIO()
     columns = sorted({k for row in meta["history"] for k in row if k != "confusion"}, key=lambda k: (k != "epoch", k))
     writer = csv.DictWriter(table, columns, extrasaction="ignore")
     writer.writeheader()
     writer.writerows(meta["history"])
-    _write(folder / "metrics.csv", table.getvalue().encode())
+    write_file(folder / "metrics.csv", table.getvalue().encode())
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -438,7 +438,7 @@ def train(
     elif folder is not None and (folder / "last.safetensors").exists() and rank == 0:
         raise FileExistsError(f"{folder} holds a run already; go on with it by --resume, or choose another folder with --out")
     if folder is not None and rank == 0:
-        _write(folder / "config.json", json.dumps(meta["config"], indent=2).encode())
+        write_file(folder / "config.json", json.dumps(meta["config"], indent=2).encode())
     steps = math.ceil(len(data.train) / config.batch_size)
     with _Reporter(
         folder if rank == 0 else None, progress and rank == 0, config.epochs, len(data.train), meta["epoch"]
