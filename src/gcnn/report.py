@@ -115,7 +115,7 @@ def _confusion(name: str, run: Run) -> Any:
     table = torch.tensor(run.history[-1]["confusion"])
     drawn, (ax,) = plot.figure(1, height=5)
     shown = (table.double() / table.sum(1, keepdim=True).clamp(min=1)).fill_diagonal_(0)  # what goes wrong, in colour
-    ax.imshow(shown, cmap="Reds")
+    ax.imshow(shown.numpy(), cmap="Reds")
     for i, row in enumerate(table.tolist()):
         for j, count in enumerate(row):
             if count:
