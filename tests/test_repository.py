@@ -97,3 +97,7 @@ def test_imports_go_one_way() -> None:
 def test_versions_agree() -> None:
     assert f'version = "{gcnn.__version__}"' in (ROOT / "pyproject.toml").read_text()
     assert "## Unreleased" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_tables_of_the_readme_come_from_the_records() -> None:
+    run(str(ROOT / "benchmarks/tables.py"), "--check", cwd=ROOT)

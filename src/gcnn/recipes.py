@@ -14,7 +14,9 @@ RECIPES: dict[str, Config] = {
     "paper/p4cnn": Config(**{**vars(_PAPER), "model": "p4cnn", "epochs": 100}),
     "paper/p4cnn-rotpool": Config(**{**vars(_PAPER), "model": "p4cnn-rotpool", "epochs": 100}),
     # the same 24,680 parameters, without augmentation, with a learning rate that falls
-    "decay/p4cnn": Config(**{**vars(_PAPER), "model": "p4cnn", "epochs": 200, "schedule": "cosine", "lr": 5e-3}),
+    "decay/p4cnn": Config(
+        **{**vars(_PAPER), "model": "p4cnn", "epochs": 200, "schedule": "cosine", "lr": 0.01, "weight_decay": 0.1}
+    ),
     # the digits that come with the package, in minutes on a laptop
     "demo/z2cnn": Config(model="z2cnn", epochs=6, schedule="cosine", lr=4e-3, test_every=6),
     "demo/p4cnn": Config(model="p4cnn", epochs=6, schedule="cosine", lr=8e-3, test_every=6),
