@@ -38,7 +38,8 @@ def rotated_mnist(folder: str) -> str:
     rows.append(
         f"Test error in percent on the 50,000 digits of rotated MNIST, regenerated; mean and standard deviation of "
         f"{len(r['seeds'])} seeds, last epoch, nothing chosen on the test set. {r['device']}, torch {r['torch']}; with "
-        f"`--compile` an epoch of P4CNN takes {fast['seeds'][0]['median_epoch_seconds']:.2f} s. Records: `benchmarks/records/{folder}`."
+        f"`--compile` an epoch of P4CNN takes {fast['seeds'][0]['median_epoch_seconds']:.2f} s. "
+        f"Records: `benchmarks/records/{folder}`."
     )
     return "\n".join(rows)
 

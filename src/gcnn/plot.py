@@ -49,10 +49,10 @@ def example(group: Group, size: int = 25) -> Tensor:
 def feature_map(group: Group, x: Tensor, ax: Axes | None = None, title: str = "", cmap: str = "gray") -> Figure:
     """The function `x`, (S, H, W), on the Cayley diagram of the group, drawn into `ax` or a figure of its own."""
     planes = _planes(group, x)
-    if ax is None:
-        ax = figure(1)[1][0]
-    _draw(ax, group, planes, title, cmap, float(planes.abs().max()) or 1.0)
-    return ax.figure  # type: ignore[return-value]
+    target: Any = figure(1)[1][0] if ax is None else ax
+    _draw(target, group, planes, title, cmap, float(planes.abs().max()) or 1.0)
+    drawn: Figure = target.figure
+    return drawn
 
 
 def action(group: Group, x: Tensor, h: int, cmap: str = "gray") -> Figure:

@@ -366,7 +366,8 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(path, "pt") as file:
             meta = json.loads((file.metadata() or {})["gcnn"])
-            return {k: file.get_tensor(k) for k in file.keys()}, meta  # noqa: SIM118
+            names = file.keys()
+            return {name: file.get_tensor(name) for name in names}, meta
     except (SafetensorError, KeyError, ValueError) as error:
         raise ValueError(f"{path} is no checkpoint of gcnn, or is truncated or damaged ({error})") from error
 

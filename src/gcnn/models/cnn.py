@@ -56,7 +56,8 @@ def cnn(
         lift = i == 0 or pool_every_layer
         conv = LiftConv(group, k_in, k_out, n) if lift else GConv(group, k_in, k_out, n)
         nn.init.normal_(conv.weight, std=1 / math.sqrt(conv.weight.shape[1] * conv.weight.shape[2]))
-        nn.init.zeros_(conv.bias)  # type: ignore[arg-type]
+        if conv.bias is not None:
+            nn.init.zeros_(conv.bias)
         layers.append(conv)
         if pool_every_layer or i == 6:
             layers.append(CosetPool(group))
