@@ -32,6 +32,7 @@ def zeros(*shape: int) -> Tensor:
     return torch.zeros(shape)
 
 
+ONE: Any = 1  # where something else belongs
 AT_CONSTRUCTION: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: GConv(16, 32, 3, 1), TypeError, r"GConv: expected a Group as the first argument, such as gcnn.p4m, got 16"),  # type: ignore[arg-type]
     (lambda: LiftConv("p4", 1, 2, 3), TypeError, r"LiftConv: expected a Group as the first argument, .* got 'p4'"),  # type: ignore[arg-type]
@@ -90,6 +91,17 @@ AT_CONSTRUCTION: list[tuple[Callable[[], Any], type[Exception], str]] = [
     ),
     (lambda: GMaxPool(p4, 3, ceil_mode=True), ValueError, r"GMaxPool\(p4\): ceil_mode lets windows hang over one side"),
     (lambda: GAvgPool(p4, 3, 2, 1, True), ValueError, r"GAvgPool\(p4\): ceil_mode lets windows hang over one side"),
+    (
+        lambda: CosetPool(p4, ONE),
+        ValueError,
+        r"CosetPool\(p4\): a subgroup of p4 is a Group or a sequence of indices, such as p4.subgroup\(1\), got 1",
+    ),
+    (lambda: CosetPool(p4, "max"), ValueError, r"a subgroup of p4 is a Group or a sequence of indices, .* got 'max'"),  # type: ignore[arg-type]
+    (
+        lambda: GPool(p4, [ONE, ONE]),
+        ValueError,
+        r"expected pairs \(s, t\) of an element and a translation, such as \(0, \(0, 0\)\), got \[1, 1\]",
+    ),
     (lambda: CosetPool(p4, (1, 2)), ValueError, r"CosetPool\(p4\): \(1, 2\) is not a subgroup of p4"),
     (lambda: CosetPool(p4, reduce="sum"), ValueError, r'reduce must be "max" or "mean", got \'sum\''),  # type: ignore[arg-type]
     (lambda: Restrict(p4m, (0, 1)), ValueError, r"Restrict\(p4m\): \(0, 1\) is not a subgroup"),
@@ -128,6 +140,11 @@ IN_FORWARD: list[tuple[Callable[[], Any], str]] = [
         r"expected input \(N, 16, 8, H, W\), got \(4, 16, 4, 9, 9\); axis 2 counts the 8 elements of p4m; GConv takes maps over cosets with stabilizer=",
     ),
     (lambda: GConv(p4m, 16, 32, 3)(zeros(4, 8, 8, 9, 9)), r"got \(4, 8, 8, 9, 9\); in_channels is 16"),
+    (lambda: LiftConv(p4, 3, 4, 3)(zeros(3, 9, 9)), r"got \(3, 9, 9\); a batch axis is missing if this is one sample: x\[None\]"),
+    (
+        lambda: GConv(p4, 3, 4, 3)(zeros(3, 4, 9, 9)),
+        r"got \(3, 4, 9, 9\); a batch axis is missing if this is one sample: x\[None\]",
+    ),
     (lambda: GConv(p4m, 16, 32, 3)(zeros(4, 16, 8, 9)), r"expected input \(N, 16, 8, H, W\), got \(4, 16, 8, 9\)"),
     (lambda: GConv(p4m, 16, 32, 3)(zeros(4, 16, 8, 9, 9, 9)), r"got \(4, 16, 8, 9, 9, 9\); its group p4m has dimension 2"),
     (

@@ -120,6 +120,8 @@ def test_wrong_arguments_say_why() -> None:
         to_square(torch.zeros(8, 8), (8, 8))
     with pytest.raises(ValueError, match="the size of a hexagonal map must be odd, so that a cell lies at its centre; got 8"):
         to_hexagonal(torch.zeros(1, 1, 8, 8), 8)
+    with pytest.raises(ValueError, match=r"to_square: a hexagonal map has equal sizes, got \(11, 9\)"):
+        to_square(torch.zeros(1, 1, 11, 9), (9, 9))
     with pytest.raises(ValueError, match="spacing must be positive, got -1"):
         to_hexagonal(torch.zeros(1, 1, 8, 8), spacing=-1)
     assert domain_mask(GROUPS["p4"], (4, 7)).all()

@@ -416,3 +416,31 @@ def test_what_cannot_be_examined_says_why() -> None:
     pruned(torch.rand(1, 1, 9, 9))
     with pytest.raises(ValueError, match=r"cannot be copied .* call prune.remove on pruned layers"):
         explain(pruned, torch.rand(1, 1, 9, 9), p4)
+
+
+def test_explain_names_what_leaves_a_hexagonal_lattice() -> None:
+    for planted in (nn.AvgPool2d(2), nn.AdaptiveAvgPool2d(2)):
+        model = nn.Sequential(LiftConv(p6m, 1, 2, 3), CosetPool(p6m), planted, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        found = explain(model, torch.rand(1, 1, 9, 9), p6m)
+        assert found.first is not None
+        assert found.first.name == "2"
+
+
+def test_explain_reads_three_axes_as_equivariance_error_does() -> None:
+    class Invariant(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lift = LiftConv(p4m, 1, 3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.lift(x).amax((2, 3, 4))
+            return y[:, :, None] * torch.arange(8.0)
+
+    x = torch.rand(1, 1, 9, 9)
+    assert equivariance_error(Invariant(), p4m, x) > 0.1
+    assert not explain(Invariant(), x, p4m).exact
+
+
+def test_explain_takes_models_with_compiled_parts() -> None:
+    part: Any = torch.compile(LiftConv(p4, 1, 2, 3), backend="eager")
+    assert explain(nn.Sequential(part, CosetPool(p4)), torch.rand(1, 1, 9, 9), p4).exact

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -13,11 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch._inductor.exc import InductorError
 from torch.nn.utils import prune
+from torch.nn.utils.parametrizations import weight_norm
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from common import feature_map, image, some_groups
 from gcnn import GROUPS, Group, p4, p4m, p6m
-from gcnn.functional import coset_pool, gcorr
+from gcnn.functional import coset_pool, gcorr, transform_filter
 from gcnn.nn import (
     CosetPool,
     GAdaptiveAvgPool,
@@ -304,6 +306,35 @@ def test_averaged_and_retyped_models_keep_their_tables() -> None:
     torch.testing.assert_close(average(x), conv(x))
     torch.testing.assert_close(copy.deepcopy(conv).type(torch.float64)(x.double()).float(), conv(x))
     assert not list(conv.buffers())
+
+
+def test_weights_from_elsewhere_meet_tables_of_their_own() -> None:
+    """A gather with an index on the meta device returns garbage without a word: tables follow the weight that comes."""
+    conv, x = LiftConv(p4, 3, 4, 3), torch.randn(1, 3, 9, 9)
+    skeleton = copy.deepcopy(conv).to("meta")
+    found = torch.func.functional_call(skeleton, dict(conv.named_parameters()), (x,))
+    torch.testing.assert_close(found, conv(x), rtol=0, atol=0)
+    normed = weight_norm(LiftConv(p4, 3, 4, 3))
+    with torch.device("meta"):
+        late = weight_norm(LiftConv(p4, 3, 4, 3))
+    late.load_state_dict(normed.state_dict(), assign=True)
+    torch.testing.assert_close(late(x), normed(x), rtol=0, atol=0)
+    pruned = LiftConv(p4, 3, 4, 3)
+    prune.l1_unstructured(pruned, "weight", amount=0.5)
+    assert pruned.to("meta").table.is_meta
+    with pytest.raises(ValueError, match="transform_filter: the weight is on cpu, its tables are on meta"):
+        transform_filter(p4, conv.weight, (3, 3), range(4), (skeleton.table, skeleton.inverse))
+    assert len(pickle.dumps(conv)) < len(pickle.dumps(conv.state_dict())) + 4000
+
+
+def test_traces_can_be_saved() -> None:
+    net, x = pair(p4m)
+    file = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.jit is deprecated, and traces warn of every python number
+        torch.jit.save(torch.jit.trace(net, x), file)
+        file.seek(0)
+        torch.testing.assert_close(torch.jit.load(file)(x), net(x))
 
 
 def test_checkpoints_are_small() -> None:

@@ -1,6 +1,10 @@
 """Group equivariant convolution for PyTorch: groups here, layers in `gcnn.nn`, functions in `gcnn.functional`."""
 
-from gcnn import functional, lattice, nn, plot, testing
+from gcnn import functional as functional
+from gcnn import lattice as lattice
+from gcnn import nn as nn
+from gcnn import plot as plot
+from gcnn import testing as testing
 from gcnn.groups import (
     C1,
     C2,
@@ -93,12 +97,9 @@ __all__ = [
     "Th",
     "cm",
     "cmm",
-    "functional",
     "generate",
-    "lattice",
     "line",
     "linem",
-    "nn",
     "p1",
     "p2",
     "p3",
@@ -108,8 +109,6 @@ __all__ = [
     "p6",
     "p6m",
     "p31m",
-    "plot",
     "pm",
     "pmm",
-    "testing",
 ]

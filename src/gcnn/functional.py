@@ -174,9 +174,13 @@ def transform_filter(
             f"transform_filter: {group.name} with kernel_size {tuple(kernel_size)} expects a weight "
             f"(K_out, K_in, {inverse.shape[1]}), got {tuple(weight.shape)}"
         )
-    # dynamo refuses functions with a forward derivative, so the compiled path does without
-    expand = _Expand if torch.compiler.is_compiling() else _ExpandForward
-    bank = expand.apply(weight, table, inverse)  # (K_out, S, K_in, S_in n^d)
+    if table.device != weight.device:  # a gather with an index on the meta device would return garbage
+        raise ValueError(f"transform_filter: the weight is on {weight.device}, its tables are on {table.device}")
+    if torch.jit.is_tracing():  # type: ignore[attr-defined]  # a trace with a python function in it cannot be saved
+        bank = _Expand.forward(weight, table, inverse)
+    else:  # dynamo refuses functions with a forward derivative, so the compiled path does without
+        expand = _Expand if torch.compiler.is_compiling() else _ExpandForward
+        bank = expand.apply(weight, table, inverse)  # (K_out, S, K_in, S_in n^d)
     return bank.reshape(weight.shape[0] * group.order, -1, *kernel_size)  # (K_out S, K_in S_in, *n)
 
 

@@ -211,6 +211,11 @@ class Group:
             return (0,)
         if isinstance(elements, Group):
             elements = [self.index(m) for m in elements.matrices]
+        if isinstance(elements, str) or not isinstance(elements, Iterable):
+            raise ValueError(
+                f"a subgroup of {self.name} is a Group or a sequence of indices, such as {self.name}.subgroup(1), "
+                f"got {elements!r}"
+            )
         found = tuple(sorted({self.check_element(s) for s in elements}))
         if (whole := self.subgroup(*found)) != found:
             raise ValueError(f"{found} is not a subgroup of {self.name}; the subgroup that these elements generate is {whole}")

@@ -95,6 +95,8 @@ def to_square(x: Tensor, size: tuple[int, int], spacing: float | None = None) ->
     """
     _check_image("to_square", x)
     n = x.shape[-1]
+    if x.shape[-2] != n:
+        raise ValueError(f"to_square: a hexagonal map has equal sizes, got {tuple(x.shape[-2:])}")
     n, spacing = _fit(size, n, spacing)
     dtype = torch.promote_types(x.dtype, torch.float32)
     rows = torch.arange(size[0], device=x.device, dtype=dtype) - (size[0] - 1) / 2
@@ -140,7 +142,5 @@ def _fit(image: Sequence[int], size: int | None, spacing: float | None) -> tuple
 
 def _check_image(what: str, image: Tensor) -> None:
     if image.ndim != 4 or not image.is_floating_point():
-        raise ValueError(
-            f"{what}: expected floating point images (N, K, H, W), got {image.dtype} {tuple(image.shape)}; "
-            "use x.flatten(0, -4) for further leading axes"
-        )
+        remedy = "use x.float()" if image.ndim == 4 else "one image is x[None], more leading axes are x.flatten(0, -4)"
+        raise ValueError(f"{what}: expected floating point images (N, K, H, W), got {image.dtype} {tuple(image.shape)}; {remedy}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -146,7 +147,10 @@ def _larger(a: float, b: float) -> float:
 def _distance(group: Group, moved: Tensor, turned: Tensor, size: float) -> float:
     if moved.shape != turned.shape:
         return float("inf")
-    difference = float((_inside(group, moved) - _inside(group, turned)).abs().max()) if moved.numel() else 0.0
+    try:
+        difference = float((_inside(group, moved) - _inside(group, turned)).abs().max()) if moved.numel() else 0.0
+    except ValueError:  # a size that has no centre on a hexagonal lattice
+        return float("inf")
     return difference / size if size else difference
 
 
@@ -215,7 +219,8 @@ def explain(model: nn.Module, x: Tensor, group: Group) -> Explanation:
         raise TypeError(f"explain: expected an nn.Module, got {type(model).__name__}")
     x = _checked_input("explain(model, x, group)", group, x)
     model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
-    with torch.no_grad():
+    stance: Any = getattr(torch.compiler, "set_stance", None)  # torch >= 2.6: compiled parts run as they are written
+    with torch.no_grad(), stance("force_eager") if stance else nullcontext():
         model = _shaken(_copied(model).eval())
         try:  # in double precision rounding and faults are worlds apart
             probe = _Probe(model.double(), group, 1e-9)
@@ -345,6 +350,8 @@ class _Probe:
         candidates = [*self.maps(h, reference), *self.planes(h, reference), *self.outputs_of(h, reference)]
         if before.numel() == reference.numel():
             candidates.append(before.reshape(reference.shape))
+        if not candidates:
+            return float("inf"), moved
         errors = [_distance(self.group, moved, c, size) for c in candidates]
         best = min(range(len(errors)), key=errors.__getitem__)
         return errors[best], candidates[best if errors[best] <= self.tolerance else 0].clone()
@@ -356,7 +363,8 @@ class _Probe:
         if y.ndim == d + 3 or (y.ndim == 3 and d > 1):
             for group, index in self._elements(h):
                 subgroups = group.subgroups() if y.shape[2] != group.order else ((0,),)
-                found += [_turn(group, index, y, s) for s in subgroups if group.order == y.shape[2] * len(s)]
+                for s in subgroups:
+                    found += self._turned(group, index, y, s) if group.order == y.shape[2] * len(s) else []
         return found
 
     def planes(self, h: int, y: Tensor) -> list[Tensor]:
@@ -364,18 +372,26 @@ class _Probe:
         if y.ndim not in (2, self.group.dim + 2):
             return []
         return [
-            _turn(group, index, y.unflatten(1, (-1, group.order))).flatten(1, 2)
+            turned.flatten(1, 2)
             for group, index in self._elements(h)
             if y.shape[1] % group.order == 0 and group.order > 1
+            for turned in self._turned(group, index, y.unflatten(1, (-1, group.order)))
         ]
+
+    @staticmethod
+    def _turned(group: Group, h: int, y: Tensor, stabilizer: Subgroup | None = None) -> list[Tensor]:
+        try:
+            return [_turn(group, h, y, stabilizer)]
+        except ValueError:  # a size that has no centre on a hexagonal lattice
+            return []
 
     def outputs_of(self, h: int, y: Tensor) -> list[Tensor]:
         """L_h y as an image, or as numbers that do not change."""
-        return [act(self.group, h, y)] if y.ndim == self.group.dim + 2 else [] if y.ndim > 3 else [y]
+        return self._turned(self.group, h, y) if y.ndim == self.group.dim + 2 else [] if y.ndim > 3 else [y]
 
     def outputs(self, h: int) -> list[Tensor]:
         """L_h of what the model returns, as `equivariance_error` reads it."""
-        return [*self.maps(h, self.output), *self.outputs_of(h, self.output)] or [self.output]
+        return self.maps(h, self.output) or self.outputs_of(h, self.output) or [self.output]
 
     def _elements(self, h: int) -> list[tuple[Group, int]]:
         """The element h in every group of the model that has it."""

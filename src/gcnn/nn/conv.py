@@ -69,25 +69,38 @@ class _Filters(GModule):
             bound = 1 / math.sqrt(self.weight.shape[1] * self.weight.shape[2])
             nn.init.uniform_(self.bias, -bound, bound)
 
+    def _tables_on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        table, inverse = index_table(self.group, self.kernel_size, self.stabilizer)
+        return torch.from_numpy(np.array(table)).to(device), torch.from_numpy(np.array(inverse)).to(device)
+
     def _place_tables(self) -> None:
-        """Puts the index tables where the weight is."""
-        arrays = index_table(self.group, self.kernel_size, self.stabilizer)
-        self.table, self.inverse = (torch.from_numpy(np.array(a)).to(self.weight.device) for a in arrays)
+        """Puts the index tables where the parameters are; self.weight may be computed from those (weight_norm, prune)."""
+        device = next(self.parameters()).device
+        if getattr(self, "table", None) is None or self.table.device != device:
+            self.table, self.inverse = self._tables_on(device)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:  # .to(), .cuda(), .to_empty() ...
         super()._apply(fn, recurse)
-        if self.table.device != self.weight.device:
-            self._place_tables()
+        self._place_tables()
         return self
 
-    def _load_from_state_dict(self, *args: Any) -> None:
+    def _load_from_state_dict(self, *args: Any) -> None:  # with assign=True the parameters may come from another device
         super()._load_from_state_dict(*args)
-        if self.table.device != self.weight.device:  # loaded with assign=True
-            self._place_tables()
+        self._place_tables()
+
+    def __getstate__(self) -> dict[str, Any]:  # copies and pickles make their own tables
+        return {name: value for name, value in self.__dict__.items() if name not in ("table", "inverse")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._place_tables()
 
     def _bank(self) -> Tensor:
         """The planar bank (K_out S, K_in S_in, *n) of the present weight."""
-        return transform_filter(self.group, self.weight, self.kernel_size, self.stabilizer, (self.table, self.inverse))
+        weight, tables = self.weight, (self.table, self.inverse)
+        if self.table.device != weight.device:  # functional_call and replicas bring weights from elsewhere
+            tables = self._tables_on(weight.device)
+        return transform_filter(self.group, weight, self.kernel_size, self.stabilizer, tables)
 
     def filters(self) -> Tensor:
         """The filters under every element, F+ of section 7.1: (K_out, S, K_in / groups, S_in, *n), zero outside the support."""
@@ -102,7 +115,9 @@ class _Filters(GModule):
         if x.ndim == group.dim + 1 + len(expected) and x.shape[1 : 1 + len(expected)] == expected:
             return
         remedy = f"its group {group} has dimension {group.dim}"
-        if x.ndim == group.dim + 2:
+        if x.ndim == group.dim + len(expected):
+            remedy = "a batch axis is missing if this is one sample: x[None]"
+        if x.ndim == group.dim + 2 and not (x.ndim == group.dim + len(expected) and x.shape[: len(expected)] == expected):
             if self.on_plane:
                 remedy = f"in_channels is {k}"
             elif x.shape[1] == k * cosets:

@@ -202,7 +202,7 @@ class GPool(GModule):
 
     def __init__(self, group: Group, domain: Iterable[tuple[int, Sequence[int]]], reduce: Reduce = "max") -> None:
         super().__init__(group)
-        self.domain = tuple((s, tuple(t)) for s, t in domain)
+        self.domain = tuple(domain)
         self.reduce: Reduce = reduce
         with naming(self._label()):
             check_reduce(reduce)
