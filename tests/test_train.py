@@ -88,6 +88,11 @@ def test_runs_are_not_overwritten_or_mixed(small: Dataset, tmp_path: Path) -> No
         train(TINY, tmp_path, progress=False, data=small)
     with pytest.raises(ValueError, match=r"trained with other settings: lr \(was 0.003, now 0.5\); resume with those"):
         train(dataclasses.replace(TINY, lr=0.5), tmp_path, resume=True, progress=False, data=small)
+    with pytest.raises(ValueError, match="was trained with data small, now it is other; resume with the same data"):
+        train(TINY, tmp_path, resume=True, progress=False, data=dataclasses.replace(small, name="other"))
+    train(TINY, tmp_path, resume=True, progress=False, data=small)
+    with pytest.raises(ValueError, match="has 3 epochs already, more than the 1 asked for"):
+        train(dataclasses.replace(TINY, epochs=1), tmp_path, resume=True, progress=False, data=small)
     with pytest.raises(FileNotFoundError, match=r"last.safetensors is missing: .* holds no checkpoint"):
         train(TINY, tmp_path / "other", resume=True, progress=False, data=small)
 
@@ -190,7 +195,7 @@ from gcnn.data import Dataset, digits
 from gcnn.train import Config, train
 torch.set_num_threads(1)
 whole = digits()
-data = Dataset("small", whole.train[:200], whole.test[:100], whole.classes)
+data = Dataset("small", whole.train[:193], whole.test[:100], whole.classes)  # the last batch has one image: one process has none
 train(Config(epochs=2, batch_size=64, channels=3, lr=1e-4, sync_norm=True), sys.argv[1], progress=False, data=data)
 torch.distributed.destroy_process_group()
 """
@@ -205,6 +210,7 @@ def test_two_processes_learn_as_one(small: Dataset, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     two = load_run(tmp_path / "two")
     config = dataclasses.replace(TINY, epochs=2, lr=1e-4)
+    small = dataclasses.replace(small, train=small.train[:193])
     one, other = train(config, progress=False, data=small), train(dataclasses.replace(config, seed=1), progress=False, data=small)
     for a, b in zip(two.history, one.history, strict=True):
         assert a["train_loss"] == pytest.approx(b["train_loss"], rel=2e-5)
@@ -237,6 +243,9 @@ def test_reestimated_norms_have_the_statistics_of_the_training_set(small: Datase
         y = next(iter(run.model.children()))(x)
     torch.testing.assert_close(first.running_mean, y.mean((0, 2, 3, 4)), rtol=1e-3, atol=1e-4)
     assert first.momentum == 0.1
+    before = first.running_mean.clone()
+    module.reestimate_norms(run.model, inputs, batch_size=199)  # a last part of one image would count as much as the first
+    torch.testing.assert_close(first.running_mean, before, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -247,6 +256,11 @@ def test_reestimated_norms_have_the_statistics_of_the_training_set(small: Datase
         ({"model": "lenet"}, "model must be one of z2cnn"),
         ({"group": "p5"}, "group must be one of line"),
         ({"schedule": "step"}, "schedule must be constant or cosine"),
+        ({"label_smoothing": 2.0}, "label_smoothing must be at least 0 and below 1"),
+        ({"epochs": "3"}, "epochs must be of type int, got '3'"),
+        ({"amp": "false"}, "amp must be of type bool, got 'false'"),
+        ({"epochs": 2.5}, "epochs must be of type int, got 2.5"),
+        ({"widths": 3}, "widths must be of type tuple, got 3"),
     ],
 )
 def test_wrong_settings_say_why(settings: dict[str, Any], message: str) -> None:
@@ -293,6 +307,9 @@ def test_the_commands(shell: Any, tmp_path: Path, small: Dataset) -> None:
     status, text = shell("check", folder)
     assert "equivariant to p4: the error of the whole network" in text
     assert "not equivariant to p4m" in shell("check", folder, "--group", "p4m")[1]
+    six = str(tmp_path / "six")
+    assert shell("train", "--group", "p6", "--channels", "2", "--epochs", "1", "--out", six)[0] == 0
+    assert "equivariant to p6: the error" in shell("check", six)[1]
     picture = tmp_path / "digit.png"
     Image.fromarray(small.test.images[0, 0].numpy()).save(picture)
     status, text = shell("predict", folder, str(picture))

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from gcnn.groups import GROUPS
+from gcnn.models.cnn import ToHexagonal
 from gcnn.recipes import RECIPES
 from gcnn.train import Config, DivergedError, Run, evaluate, group_of, load_run, pick_device, train
 
@@ -113,7 +114,8 @@ def _train(chosen: argparse.Namespace) -> None:
     folder = asked.out or f"runs/{asked.settings.model}"
     done = train(asked.settings, folder, asked.resume)
     last = done.history[-1]
-    print(f"{asked.settings.model}: test error {last['test_error']:.2f} % after {last['epoch']} epochs; the run is in {folder}")
+    kind = "validation" if asked.settings.validation else "test"
+    print(f"{asked.settings.model}: {kind} error {last['test_error']:.2f} % after {last['epoch']} epochs; the run is in {folder}")
 
 
 def _base(recipe: str, file: str) -> Config:
@@ -123,7 +125,10 @@ def _base(recipe: str, file: str) -> Config:
     if file:
         if tomllib is None:
             raise ValueError("--config reads TOML, which needs Python 3.11 or newer; give the settings as options")
-        settings = tomllib.loads(Path(file).read_text())
+        try:
+            settings = tomllib.loads(Path(file).read_text())
+        except tomllib.TOMLDecodeError as error:
+            raise ValueError(f"{file}: {error}") from error
         known = {f.name for f in dataclasses.fields(Config)}
         if unknown := sorted(set(settings) - known):
             raise ValueError(f"{file}: unknown settings {', '.join(unknown)}; known are {', '.join(sorted(known))}")
@@ -135,6 +140,8 @@ def _data(run: Run, root: str = "") -> Any:
     from gcnn.data import load
 
     data = load(run.config.data, root or run.config.data_root or None)
+    if run.data != data.name:
+        raise ValueError(f"the run was trained on {run.data}, not on {data.name}; test it with gcnn.train.evaluate")
     return data.hold_out(run.config.validation) if run.config.validation else data
 
 
@@ -163,7 +170,7 @@ def _predict(chosen: argparse.Namespace) -> None:
         x = (x[None, None] if gray else x.permute(2, 0, 1)[None]).sub(run.mean).div(run.std)
         with torch.no_grad():
             shares = run.model(x).softmax(1)[0]
-        best = shares.argsort(descending=True)[: chosen.top].tolist()
+        best = shares.argsort(descending=True)[: max(1, chosen.top)].tolist()
         print(f"{name}: " + ", ".join(f"{run.classes[i]} {100 * float(shares[i]):.1f} %" for i in best))
 
 
@@ -183,7 +190,11 @@ def _check(chosen: argparse.Namespace) -> None:
     group = GROUPS[chosen.group] if chosen.group else group_of(run.model)
     torch.manual_seed(0)
     size = 28 if run.config.data != "cifar10" else 32
-    print(explain(run.model, torch.rand(2, 1 if size == 28 else 3, size, size), group))
+    x, model = torch.rand(2, 1 if size == 28 else 3, size, size), run.model
+    first = next(iter(model.children()))
+    if isinstance(first, ToHexagonal):  # pixels do not turn by 60 degrees; what comes after them does
+        x, model = first(x), torch.nn.Sequential(*list(model.children())[1:])
+    print(explain(model, x, group))
 
 
 def _demo(chosen: argparse.Namespace) -> None:

@@ -43,9 +43,19 @@ def report(
     """
     if not folders:
         raise ValueError("report: expected at least one folder of a run")
-    runs = {Path(folder).name: load_run(folder) for folder in folders}
+    paths = [Path(folder).resolve() for folder in folders]
+    short = len({path.name for path in paths}) == len(paths)
+    runs = {path.name if short else str(folder): load_run(path) for path, folder in zip(paths, folders, strict=True)}
+    for name, run in runs.items():
+        if "test_error" not in run.history[-1]:
+            raise ValueError(f"{name} was stopped before its first test; go on with it by --resume")
     first = next(iter(runs.values()))
     data = load(first.config.data, root or first.config.data_root or None) if data is None else data
+    if first.data != data.name:
+        raise ValueError(
+            f"{next(iter(runs))} was trained on {first.data}, not on {data.name}; hand the data to gcnn.report.report"
+        )
+    data = data.hold_out(first.config.validation) if first.config.validation else data
     parts = [
         _table(runs, data),
         _figure(_curves(runs), "Training loss and test error by epoch."),

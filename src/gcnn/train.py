@@ -86,6 +86,11 @@ class Config:
     """With several processes, share the statistics of batch norms among them."""
 
     def __post_init__(self) -> None:
+        for setting in dataclasses.fields(self):
+            value, kind = getattr(self, setting.name), type(setting.default)
+            fits = isinstance(value, int | float) if kind is float else isinstance(value, list | tuple if kind is tuple else kind)
+            if not fits or (isinstance(value, bool) and kind is not bool):
+                raise ValueError(f"{setting.name} must be of type {kind.__name__}, got {value!r}")
         object.__setattr__(self, "widths", tuple(self.widths))
         positive = {"epochs": self.epochs, "batch_size": self.batch_size, "lr": self.lr, "test_every": self.test_every}
         positive["test_turns"] = self.test_turns
@@ -96,6 +101,8 @@ class Config:
             raise ValueError(f"model must be one of {', '.join(MODELS)}, got {self.model!r}")
         if self.group and self.group not in GROUPS:
             raise ValueError(f"group must be one of {', '.join(GROUPS)}, got {self.group!r}")
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(f"label_smoothing must be at least 0 and below 1, got {self.label_smoothing}")
         if self.schedule not in ("constant", "cosine"):
             raise ValueError(f"schedule must be constant or cosine, got {self.schedule!r}")
 
@@ -260,8 +267,8 @@ def reestimate_norms(model: nn.Module, inputs: Inputs, batch_size: int = 1000) -
         m.train()
         m.reset_running_stats()
         m.momentum = None  # cumulative means
-    for start in range(0, len(inputs.labels), batch_size):
-        index = torch.arange(start, min(start + batch_size, len(inputs.labels)), device=inputs.labels.device)
+    count = len(inputs.labels)  # parts of nearly equal size, since every part counts alike in the mean
+    for index in torch.arange(count, device=inputs.labels.device).tensor_split(math.ceil(count / batch_size)):
         model(inputs(index)[0])
     for m, momentum in zip(norms, momenta, strict=True):
         m.momentum = momentum
@@ -316,6 +323,8 @@ class Run:
     mean: float
     std: float
     history: list[dict[str, Any]]
+    data: str = ""
+    """The name of the data set that it was trained on."""
 
     def inputs(self, split: Split, device: torch.device) -> Inputs:
         """The split, as this network was trained to see it."""
@@ -391,7 +400,7 @@ def load_run(folder: str | Path, device: str = "cpu") -> Run:
     model = make_model(config, len(meta["classes"]), meta["in_channels"])
     _load_model(path, model, tensors, meta)
     model = model.to(pick_device(device)).eval()
-    return Run(model, config, tuple(meta["classes"]), meta["mean"], meta["std"], meta["history"])
+    return Run(model, config, tuple(meta["classes"]), meta["mean"], meta["std"], meta["history"], meta["data"])
 
 
 # --- training ------------------------------------------------------------------------------------------------------------
@@ -407,6 +416,7 @@ def train(
     rank, world, distributed = _join()
     device = pick_device(config.device)
     data = load(config.data, config.data_root or None) if data is None else data
+    name = data.name
     data = data.hold_out(config.validation) if config.validation else data
     if len(data.train) < 2:
         raise ValueError(f"{data.name}: {len(data.train)} training images are too few")
@@ -419,6 +429,7 @@ def train(
         "std": float(pixels.std()) or 1.0,
         "history": [],
         "epoch": 0,
+        "data": name,
     }
     model = make_model(config, len(data.classes), meta["in_channels"]).to(device)
     group = group_of(model)
@@ -447,7 +458,7 @@ def train(
         for epoch in range(meta["epoch"] + 1, config.epochs + 1):
             torch.manual_seed(config.seed * 1_000_003 + epoch)
             model.train()
-            losses = torch.zeros(steps, device=device)
+            losses, sizes = torch.zeros(steps, device=device), torch.zeros(steps, device=device)
             wrong = torch.zeros((), device=device)
             start = time.perf_counter()
             order = batches(len(data.train), config.batch_size, config.seed * 1_000_003 + epoch, rank, world)
@@ -457,6 +468,7 @@ def train(
                     stepper.set_lr(config.lr * 0.5 * (1 + math.cos(math.pi * done)))
                 stepper(index.to(device, non_blocking=True), total)
                 losses[step] = stepper.loss
+                sizes[step] = total
                 wrong += stepper.wrong
                 report.step(epoch, total, losses, step)
             if distributed:
@@ -475,7 +487,7 @@ def train(
                 )
             row: dict[str, Any] = {
                 "epoch": epoch,
-                "train_loss": float(losses.mean()),
+                "train_loss": float((losses * sizes).sum() / len(data.train)),
                 "train_error": 100 * float(wrong) / len(data.train),
                 "seconds": time.perf_counter() - start,
             }
@@ -491,7 +503,7 @@ def train(
             report.epoch(row)
     if distributed:
         dist.barrier()
-    return Run(model.eval(), config, tuple(meta["classes"]), meta["mean"], meta["std"], meta["history"])
+    return Run(model.eval(), config, tuple(meta["classes"]), meta["mean"], meta["std"], meta["history"], meta["data"])
 
 
 def _join() -> tuple[int, int, bool]:
@@ -509,6 +521,11 @@ def _resume(path: Path, model: nn.Module, stepper: Stepper, fresh: dict[str, Any
     if changed:
         told = ", ".join(f"{k} (was {meta['config'].get(k)!r}, now {fresh['config'][k]!r})" for k in changed)
         raise ValueError(f"{path} was trained with other settings: {told}; resume with those, or start a new run")
+    for what, now in (("data", fresh["data"]), ("classes", list(fresh["classes"]))):
+        if meta[what] != now:
+            raise ValueError(f"{path} was trained with {what} {meta[what]}, now it is {now}; resume with the same data")
+    if fresh["config"]["epochs"] < meta["epoch"]:
+        raise ValueError(f"{path} has {meta['epoch']} epochs already, more than the {fresh['config']['epochs']} asked for")
     _load_model(path, model, tensors, meta)
     with torch.no_grad():
         for name, p in model.named_parameters():

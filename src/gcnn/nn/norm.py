@@ -51,7 +51,8 @@ class GBatchNorm(nn.modules.batchnorm._BatchNorm):
         self._check_input_dim(x)
         hexagonal = not self.group.fills_box and x.ndim > 3
         by_batch = self.training or not self.track_running_stats
-        if by_batch and x.numel() and (hexagonal or (self.sync and self.training)):
+        sync = self.sync and self.training  # every process must take part, one without images too
+        if by_batch and (sync or (hexagonal and x.numel())):
             return self._normalise(x, hexagonal)
         y = super().forward(x) if x.ndim < 6 else super().forward(x.flatten(2, 3)).reshape(x.shape)  # cudnn takes five axes
         return mask_outside(self.group, y) if hexagonal else y
