@@ -279,10 +279,8 @@ def test_devices_that_are_not_there_say_so() -> None:
 @pytest.fixture
 def shell(small: Dataset, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
     """Runs a command on the small data set and returns (status, what it printed)."""
-    import gcnn.data
-
     monkeypatch.setattr(module, "load", lambda *_: small)
-    monkeypatch.setattr(gcnn.data, "load", lambda *_: small)
+    monkeypatch.setattr(cli, "load", lambda *_: small)
 
     def run(*words: str) -> tuple[int, str]:
         status = cli.main(list(words))
@@ -300,7 +298,10 @@ def test_the_commands(shell: Any, tmp_path: Path, small: Dataset) -> None:
     assert status == 0
     assert "p4cnn: test error" in text
     assert "img/s" in text  # the progress bar
-    assert shell("train", "--recipe", "demo/p4cnn", "--epochs", "2", "--channels", "3", "--out", folder, "--resume")[0] == 0
+    assert shell("train", "--out", folder, "--resume")[0] == 0  # nothing left to do
+    status, text = shell("train", "--out", folder, "--resume", "--epochs", "2")
+    assert status == 1
+    assert "follows a learning rate that falls over 1 epochs, not over 2; resume with --epochs 1, or start a new run" in text
     status, text = shell("eval", folder)
     assert status == 0
     assert "p4cnn on 100 images of small: error" in text
@@ -317,13 +318,62 @@ def test_the_commands(shell: Any, tmp_path: Path, small: Dataset) -> None:
     assert text.count("%") == 3
     shares = shell("predict", folder, str(picture), "--top", "10")[1].split(": ")[1].split(",")
     assert sum(float(share.split()[1]) for share in shares) == pytest.approx(100, abs=1)
-    Image.new("L", (30, 20)).save(picture)
-    status, text = shell("predict", folder, str(picture))
-    assert status == 1
-    assert "digit.png has 30 x 20 pixels, the network takes 28 x 28; resize it" in text
     assert "p4m    dimension 2, square    lattice,  8 elements, 10 subgroups" in shell("groups")[1]
     assert shell("plot", "p4m", "--out", str(tmp_path / "p4m.png"))[0] == 0
     assert (tmp_path / "p4m.png").stat().st_size > 5000
+
+
+def test_predictions_of_every_kind_of_image_file(shell: Any, tmp_path: Path, small: Dataset) -> None:
+    import numpy as np
+    from PIL import Image
+
+    folder = str(tmp_path / "run")
+    config = dataclasses.replace(TINY, test_turns=2)
+    run = train(config, folder, progress=False, data=small)
+    digit = small.test.images[0, 0].numpy()
+    shares = answered(run.predict(small.test.images[:1]))
+    files = {
+        "bytes.png": Image.fromarray(digit),
+        "inverted.png": Image.fromarray(255 - digit),
+        "sixteen.png": Image.fromarray(digit.astype(np.uint16) * 257),
+        "colour.png": Image.fromarray(np.stack([digit] * 3, 2)),
+        "transparent.png": Image.fromarray(np.stack([digit * 0] * 3 + [digit], 2)),  # black strokes on nothing
+        "wide.png": Image.new("L", (30, 20)),
+    }
+    for name, image in files.items():
+        image.save(tmp_path / name)
+    (tmp_path / "broken.png").write_bytes((tmp_path / "bytes.png").read_bytes()[:60])
+    for name in ("bytes.png", "sixteen.png", "colour.png"):
+        assert shell("predict", folder, str(tmp_path / name)) == (0, f"{tmp_path / name}: {shares}\n")
+    for name in ("inverted.png", "transparent.png"):
+        assert shell("predict", folder, "--invert", str(tmp_path / name)) == (0, f"{tmp_path / name}: {shares}\n")
+        assert (
+            "has a light ground, the network learned from dark ones: --invert?"
+            in shell("predict", folder, str(tmp_path / name))[1]
+        )
+    status, text = shell("predict", folder, *(str(tmp_path / n) for n in ("wide.png", "broken.png", "absent.png", "bytes.png")))
+    assert status == 1
+    assert "wide.png has 30 x 20 pixels, the network takes 28 x 28; resize it" in text
+    assert text.count("gcnn predict:") == 3
+    assert f"bytes.png: {shares}" in text  # the good one is still answered
+
+
+def answered(shares: Tensor) -> str:
+    best = shares[0].argsort(descending=True)[:3].tolist()
+    return ", ".join(f"{i} {100 * float(shares[0, i]):.1f} %" for i in best)
+
+
+def test_resuming_takes_the_settings_of_the_run(shell: Any, tmp_path: Path) -> None:
+    folder = str(tmp_path / "run")
+    assert shell("train", "--channels", "3", "--lr", "0.002", "--epochs", "1", "--out", folder)[0] == 0
+    assert shell("train", "--resume", "--epochs", "2", "--out", folder)[0] == 0
+    run = load_run(folder)
+    assert (run.config.channels, run.config.lr, len(run.history)) == (3, 0.002, 2)
+    absent = tmp_path / "absent"
+    status, text = shell("train", "--resume", "--out", str(absent))
+    assert status == 1
+    assert "holds no checkpoint" in text
+    assert not absent.exists()
 
 
 def test_settings_from_a_file(shell: Any, tmp_path: Path) -> None:
@@ -353,13 +403,26 @@ def test_problems_are_one_line_and_a_status(shell: Any, tmp_path: Path) -> None:
 
 
 def test_ctrl_c_says_how_to_go_on(shell: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def interrupted(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
+    folder = tmp_path / "run"
+    steps = []
+    original = module._Reporter.step
 
-    monkeypatch.setattr(cli, "train", interrupted)
-    status, text = shell("train", "--out", str(tmp_path / "run"))
+    def interrupted(self: Any, epoch: int, *rest: Any) -> None:
+        original(self, epoch, *rest)
+        steps.append(epoch)
+        if len(steps) in (2, 8):  # in the first epoch; then in the second of a run of its own
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(module._Reporter, "step", interrupted)
+    words = ("train", "--channels", "3", "--batch-size", "64", "--epochs", "2", "--out", str(folder))
+    status, text = shell(*words)
     assert status == 130
-    assert "goes on from its last epoch with --resume" in text
+    assert "stopped in the first epoch, before anything was saved" in text
+    status, text = shell(*words)
+    assert status == 130
+    assert f"stopped; go on with gcnn train --resume --out {folder}" in text
+    assert shell("train", "--resume", "--out", str(folder))[0] == 0
+    assert len(load_run(folder).history) == 2
 
 
 def test_recipes_hold_the_authors_settings() -> None:

@@ -1,19 +1,22 @@
-"""The command line: gcnn train | eval | predict | report | check | demo | groups | plot, each a thin call of the library."""
+"""The command line: gcnn train | eval | predict | report | check | demo | download | groups | plot, thin calls of the library."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
+from gcnn.data import SOURCES, download, load
 from gcnn.groups import GROUPS
 from gcnn.models.cnn import ToHexagonal
 from gcnn.recipes import RECIPES
-from gcnn.train import Config, DivergedError, Run, evaluate, group_of, load_run, pick_device, train
+from gcnn.train import Config, Run, evaluate, group_of, load_run, pick_device, read_config, train
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -22,7 +25,7 @@ else:  # Python 3.10
 
 __all__ = ["main"]
 
-PROBLEMS = (ValueError, TypeError, OSError, ImportError, DivergedError)
+PROBLEMS = (ValueError, TypeError, OSError, ImportError, RuntimeError)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -34,12 +37,12 @@ def main(arguments: list[str] | None = None) -> int:
     told = commands.add_parser("eval", help="test a run again")
     told.add_argument("folder", help="the folder of a run")
     told.add_argument("--data-root", default="", help="the folder of its data set, if it has moved")
-    told.add_argument("--device", default="auto")
     told.set_defaults(run=_eval)
     told = commands.add_parser("predict", help="classify image files")
     told.add_argument("folder", help="the folder of a run")
     told.add_argument("images", nargs="+", help="image files of the size that the network was trained on")
     told.add_argument("--top", type=int, default=3, help="how many classes to print for each")
+    told.add_argument("--invert", action="store_true", help="turn dark into light first: for dark digits on a light ground")
     told.set_defaults(run=_predict)
     told = commands.add_parser("report", help="write one HTML page about runs")
     told.add_argument("folders", nargs="+", help="the folders of runs, the one to show in detail first")
@@ -53,6 +56,10 @@ def main(arguments: list[str] | None = None) -> int:
     told = commands.add_parser("demo", help="P4CNN against Z2CNN on the digits that come with the package, in minutes")
     told.add_argument("--out", default="out/demo", help="where the runs and pictures go")
     told.set_defaults(run=_demo)
+    told = commands.add_parser("download", help="get the files of a data set, checked by their checksums")
+    told.add_argument("name", choices=sorted([*SOURCES, "rotated_mnist"]), help="the data set; rotated_mnist is made from mnist")
+    told.add_argument("--root", default="", help="the folder for them, data/NAME if not given")
+    told.set_defaults(run=_download)
     told = commands.add_parser("groups", help="list the groups")
     told.set_defaults(run=_groups)
     told = commands.add_parser("plot", help="draw a function on a plane group and the same under one of its elements")
@@ -60,22 +67,23 @@ def main(arguments: list[str] | None = None) -> int:
     told.add_argument("--element", type=int, default=1, help="the element that acts")
     told.add_argument("--out", default="", help="the picture, GROUP.png if not given")
     told.set_defaults(run=_plot)
+    for name in ("eval", "predict", "report", "check"):
+        commands.choices[name].add_argument("--device", default="auto", help="auto (cuda, mps or cpu), or a device of torch")
     words = sys.argv[1:] if arguments is None else arguments
     chosen, rest = parser.parse_known_args(words)
     if rest and chosen.command != "train":
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     chosen.rest = rest
     try:
-        chosen.run(chosen)
+        return chosen.run(chosen) or 0
     except BrokenPipeError:  # whoever read our output has seen enough
         return 0
     except PROBLEMS as error:
         print(f"gcnn {chosen.command}: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print(f"\ngcnn {chosen.command}: stopped; a run goes on from its last epoch with --resume", file=sys.stderr)
+    except KeyboardInterrupt as stopped:
+        print(f"\ngcnn {chosen.command}: stopped{stopped}", file=sys.stderr)
         return 130
-    return 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,11 +94,15 @@ class _TrainArguments:
     out: str = ""
     """The folder of the run: config, metrics, checkpoint. Empty: runs/MODEL."""
     resume: bool = False
-    """Go on with the run in that folder."""
+    """Go on with the run in that folder, with its settings."""
     recipe: str = ""
     """Start from a named recipe; see the list below."""
     config: str = ""
     """Start from a TOML file with settings by name."""
+
+
+def _folder(out: str, model: str) -> Path:
+    return Path(out or f"runs/{model}")
 
 
 def _train(chosen: argparse.Namespace) -> None:
@@ -101,8 +113,14 @@ def _train(chosen: argparse.Namespace) -> None:
     sources = argparse.ArgumentParser(add_help=False)
     sources.add_argument("--recipe", default="")
     sources.add_argument("--config", default="")
+    sources.add_argument("--out", default="")
+    sources.add_argument("--model", default=Config.model)
+    sources.add_argument("--resume", action="store_true")
     first = sources.parse_known_args(chosen.rest)[0]
-    base = _base(first.recipe, first.config)
+    if first.resume and not (first.recipe or first.config):
+        base = read_config(_folder(first.out, first.model))
+    else:
+        base = _base(first.recipe, first.config)
     asked = tyro.cli(
         _TrainArguments,
         prog="gcnn train",
@@ -111,8 +129,17 @@ def _train(chosen: argparse.Namespace) -> None:
         args=chosen.rest,
         config=(tyro.conf.OmitArgPrefixes,),
     )
-    folder = asked.out or f"runs/{asked.settings.model}"
-    done = train(asked.settings, folder, asked.resume)
+    folder = _folder(asked.out, asked.settings.model)
+    try:
+        done = train(asked.settings, folder, asked.resume)
+    except KeyboardInterrupt:
+        saved = (folder / "last.safetensors").exists()
+        way = f"; go on with gcnn train --resume --out {folder}" if saved else " in the first epoch, before anything was saved"
+        raise KeyboardInterrupt(way) from None
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    if int(os.environ.get("RANK", "0")) > 0:
+        return
     last = done.history[-1]
     kind = "validation" if asked.settings.validation else "test"
     print(f"{asked.settings.model}: {kind} error {last['test_error']:.2f} % after {last['epoch']} epochs; the run is in {folder}")
@@ -137,8 +164,6 @@ def _base(recipe: str, file: str) -> Config:
 
 
 def _data(run: Run, root: str = "") -> Any:
-    from gcnn.data import load
-
     data = load(run.config.data, root or run.config.data_root or None)
     if run.data != data.name:
         raise ValueError(f"the run was trained on {run.data}, not on {data.name}; test it with gcnn.train.evaluate")
@@ -153,44 +178,65 @@ def _eval(chosen: argparse.Namespace) -> None:
     print(f"{run.config.model} on {len(data.test)} images of {data.name}: error {found['error']:.2f} %, loss {found['loss']:.4f}")
 
 
-def _predict(chosen: argparse.Namespace) -> None:
+def _predict(chosen: argparse.Namespace) -> int:
+    run = load_run(chosen.folder, chosen.device)
+    status = 0
+    for name in chosen.images:
+        try:
+            pixels = _pixels(name, run.shape)
+        except (OSError, ValueError) as error:  # the others may still be good
+            print(f"gcnn predict: {error}", file=sys.stderr)
+            status = 1
+            continue
+        if chosen.invert:
+            pixels = 255 - pixels
+        elif run.mean < 100 and float(pixels.float().median()) > 155:
+            print(f"gcnn predict: {name} has a light ground, the network learned from dark ones: --invert?", file=sys.stderr)
+        shares = run.predict(pixels[None])[0]
+        best = shares.argsort(descending=True)[: max(1, chosen.top)].tolist()
+        print(f"{name}: " + ", ".join(f"{run.classes[i]} {100 * float(shares[i]):.1f} %" for i in best))
+    return status
+
+
+def _pixels(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """An image file as bytes of `shape`; what is transparent is white, as viewers show it."""
     import numpy as np
     from PIL import Image
 
-    run = load_run(chosen.folder)
-    size = (28, 28) if run.config.data != "cifar10" else (32, 32)
-    gray = run.config.data != "cifar10"
-    for name in chosen.images:
-        with Image.open(name) as opened:
-            if opened.size != (size[1], size[0]):
-                had, wanted = f"{opened.size[0]} x {opened.size[1]}", f"{size[1]} x {size[0]}"
-                raise ValueError(f"{name} has {had} pixels, the network takes {wanted}; resize it")
-            pixels = np.array(opened.convert("L" if gray else "RGB"))
-        x = torch.from_numpy(pixels).float()
-        x = (x[None, None] if gray else x.permute(2, 0, 1)[None]).sub(run.mean).div(run.std)
-        with torch.no_grad():
-            shares = run.model(x).softmax(1)[0]
-        best = shares.argsort(descending=True)[: max(1, chosen.top)].tolist()
-        print(f"{name}: " + ", ".join(f"{run.classes[i]} {100 * float(shares[i]):.1f} %" for i in best))
+    channels, rows, columns = shape
+    with Image.open(name) as image:
+        if image.size != (columns, rows):
+            raise ValueError(
+                f"{name} has {image.size[0]} x {image.size[1]} pixels, the network takes {columns} x {rows}; resize it"
+            )
+        if image.mode.startswith(("I", "F")):  # 16 bits and more
+            values = np.array(image).astype(np.float64)
+            if values.min() < 0 or values.max() > 65_535:
+                raise ValueError(f"{name} has values from {values.min()} to {values.max()}, expected 0 to 65535; rescale it")
+            wide = image.mode.startswith("I;16") or values.max() > 255
+            image = Image.fromarray((values / (257 if wide else 1)).astype(np.uint8))
+        solid = Image.new("RGBA", image.size, "white")
+        solid.alpha_composite(image.convert("RGBA"))
+        pixels = torch.from_numpy(np.array(solid.convert("L" if channels == 1 else "RGB")))
+    return pixels[None] if channels == 1 else pixels.permute(2, 0, 1)
 
 
 def _report(chosen: argparse.Namespace) -> None:
     from gcnn.report import report
 
-    report(chosen.folders, chosen.out, root=chosen.data_root)
+    report(chosen.folders, chosen.out, root=chosen.data_root, device=chosen.device)
     print(chosen.out)
 
 
 def _check(chosen: argparse.Namespace) -> None:
     from gcnn.testing import explain
 
-    run = load_run(chosen.folder)
+    run = load_run(chosen.folder, chosen.device)
     if chosen.group and chosen.group not in GROUPS:
         raise ValueError(f"group must be one of {', '.join(GROUPS)}, got {chosen.group!r}")
     group = GROUPS[chosen.group] if chosen.group else group_of(run.model)
     torch.manual_seed(0)
-    size = 28 if run.config.data != "cifar10" else 32
-    x, model = torch.rand(2, 1 if size == 28 else 3, size, size), run.model
+    x, model = torch.rand(2, *run.shape, device=next(run.model.parameters()).device), run.model
     first = next(iter(model.children()))
     if isinstance(first, ToHexagonal):  # pixels do not turn by 60 degrees; what comes after them does
         x, model = first(x), torch.nn.Sequential(*list(model.children())[1:])
@@ -201,6 +247,12 @@ def _demo(chosen: argparse.Namespace) -> None:
     from gcnn.demo import demo
 
     demo(Path(chosen.out))
+
+
+def _download(chosen: argparse.Namespace) -> None:
+    root = chosen.root or f"data/{chosen.name}"
+    download(chosen.name, root)
+    print(f"{chosen.name} is in {root}: gcnn train --data {chosen.name} --data-root {root}")
 
 
 def _groups(chosen: argparse.Namespace) -> None:

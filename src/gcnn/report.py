@@ -34,18 +34,23 @@ figcaption { opacity: .8; }
 
 
 def report(
-    folders: Sequence[str | Path], out: str | Path, data: Dataset | None = None, root: str = "", images: int = 2000
+    folders: Sequence[str | Path],
+    out: str | Path,
+    data: Dataset | None = None,
+    root: str = "",
+    images: int = 2000,
+    device: str = "auto",
 ) -> None:
     """Writes the page about the runs in `folders` to `out`; the first run is shown in detail.
 
     `data` is read as the first run's config says if it is not given, from `root` if the files have moved. The error by angle is
-    measured on the first `images` test images.
+    measured on the first `images` test images, on `device`.
     """
     if not folders:
         raise ValueError("report: expected at least one folder of a run")
     paths = [Path(folder).resolve() for folder in folders]
     short = len({path.name for path in paths}) == len(paths)
-    runs = {path.name if short else str(folder): load_run(path) for path, folder in zip(paths, folders, strict=True)}
+    runs = {path.name if short else str(folder): load_run(path, device) for path, folder in zip(paths, folders, strict=True)}
     for name, run in runs.items():
         if "test_error" not in run.history[-1]:
             raise ValueError(f"{name} was stopped before its first test; go on with it by --resume")
@@ -81,6 +86,7 @@ def _table(runs: dict[str, Run], data: Dataset) -> str:
     rows = []
     for name, run in runs.items():
         group = group_of(run.model)
+        x = x.to(next(run.model.parameters()).device)
         own = f"{equivariance_error(run.model, group, x):.1e}" if group.fills_box and group.order > 1 else "-"
         weights = sum(p.numel() for p in run.model.parameters())
         last = run.history[-1]

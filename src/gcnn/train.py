@@ -29,7 +29,7 @@ from gcnn.groups import GROUPS
 from gcnn.models import MODELS, build
 from gcnn.nn import GBatchNorm
 
-__all__ = ["Config", "DivergedError", "Run", "error_by_angle", "evaluate", "load_run", "train", "write_file"]
+__all__ = ["Config", "DivergedError", "Run", "error_by_angle", "evaluate", "load_run", "read_config", "train", "write_file"]
 
 
 @dataclass(frozen=True)
@@ -289,9 +289,14 @@ def logits_of(model: nn.Module, inputs: Inputs, batch_size: int = 1000, angle: f
     return torch.cat(found)
 
 
+def answers_of(model: nn.Module, inputs: Inputs, turns: int = 1) -> Tensor:
+    """The mean of the logits over `turns` turns of each image, as Config.test_turns says."""
+    return torch.stack([logits_of(model, inputs, angle=math.pi / 2 * i / turns) for i in range(turns)]).mean(0)
+
+
 def evaluate(model: nn.Module, inputs: Inputs, turns: int = 1) -> dict[str, Any]:
     """Test error in percent, mean loss, and the confusion matrix (true class, answer); `turns` as Config.test_turns."""
-    logits = torch.stack([logits_of(model, inputs, angle=math.pi / 2 * i / turns) for i in range(turns)]).mean(0)
+    logits = answers_of(model, inputs, turns)
     answers, k = logits.argmax(1), logits.shape[1]
     confusion = torch.bincount(inputs.labels * k + answers, minlength=k * k).reshape(k, k)
     return {
@@ -320,6 +325,8 @@ class Run:
     model: nn.Module
     config: Config
     classes: tuple[str, ...]
+    shape: tuple[int, ...]
+    """Of one image: channels, rows, columns."""
     mean: float
     std: float
     history: list[dict[str, Any]]
@@ -329,6 +336,12 @@ class Run:
     def inputs(self, split: Split, device: torch.device) -> Inputs:
         """The split, as this network was trained to see it."""
         return Inputs(split, self.mean, self.std, device)
+
+    def predict(self, images: Tensor) -> Tensor:
+        """Probabilities (N, classes) of images as bytes (N, channels, rows, columns), answered as in the test."""
+        device = next(self.model.parameters()).device
+        unknown = Split(images, torch.zeros(len(images), dtype=torch.int64))
+        return answers_of(self.model, self.inputs(unknown, device), self.config.test_turns).softmax(1)
 
 
 def group_of(model: nn.Module) -> Any:
@@ -397,10 +410,19 @@ def load_run(folder: str | Path, device: str = "cpu") -> Run:
     path = Path(folder) / "last.safetensors"
     tensors, meta = _read(path)
     config = Config(**meta["config"])
-    model = make_model(config, len(meta["classes"]), meta["in_channels"])
+    model = make_model(config, len(meta["classes"]), meta["shape"][0])
     _load_model(path, model, tensors, meta)
-    model = model.to(pick_device(device)).eval()
-    return Run(model, config, tuple(meta["classes"]), meta["mean"], meta["std"], meta["history"], meta["data"])
+    return _run(model.to(pick_device(device)), config, meta)
+
+
+def read_config(folder: str | Path) -> Config:
+    """The settings of the run in a folder."""
+    return Config(**_read(Path(folder) / "last.safetensors")[1]["config"])
+
+
+def _run(model: nn.Module, config: Config, meta: dict[str, Any]) -> Run:
+    classes, shape = tuple(meta["classes"]), tuple(meta["shape"])
+    return Run(model.eval(), config, classes, shape, meta["mean"], meta["std"], meta["history"], meta["data"])
 
 
 # --- training ------------------------------------------------------------------------------------------------------------
@@ -424,14 +446,14 @@ def train(
     meta: dict[str, Any] = {
         "config": json.loads(json.dumps(dataclasses.asdict(config))),
         "classes": data.classes,
-        "in_channels": data.train.images.shape[1],
+        "shape": list(data.train.images.shape[1:]),
         "mean": float(pixels.mean()),
         "std": float(pixels.std()) or 1.0,
         "history": [],
         "epoch": 0,
         "data": name,
     }
-    model = make_model(config, len(data.classes), meta["in_channels"]).to(device)
+    model = make_model(config, len(data.classes), meta["shape"][0]).to(device)
     group = group_of(model)
     meta["group"] = [group.name, group.matrices]
     for norm in model.modules():
@@ -443,17 +465,16 @@ def train(
     wrapped = nn.parallel.DistributedDataParallel(model) if world > 1 else model
     stepper = Stepper(wrapped, training, config, device, world)
     folder = Path(out) if out is not None else None
-    if folder is not None and rank == 0:
-        folder.mkdir(parents=True, exist_ok=True)
     if folder is not None and resume:
         meta = _resume(folder / "last.safetensors", model, stepper, meta)
     elif folder is not None and (folder / "last.safetensors").exists() and rank == 0:
         raise FileExistsError(f"{folder} holds a run already; go on with it by --resume, or choose another folder with --out")
     if folder is not None and rank == 0:
+        folder.mkdir(parents=True, exist_ok=True)
         write_file(folder / "config.json", json.dumps(meta["config"], indent=2).encode())
     steps = math.ceil(len(data.train) / config.batch_size)
     with _Reporter(
-        folder if rank == 0 else None, progress and rank == 0, config.epochs, len(data.train), meta["epoch"]
+        folder if rank == 0 else None, progress and rank == 0, config.epochs, len(data.train), meta["epoch"], world
     ) as report:
         for epoch in range(meta["epoch"] + 1, config.epochs + 1):
             torch.manual_seed(config.seed * 1_000_003 + epoch)
@@ -503,7 +524,7 @@ def train(
             report.epoch(row)
     if distributed:
         dist.barrier()
-    return Run(model.eval(), config, tuple(meta["classes"]), meta["mean"], meta["std"], meta["history"], meta["data"])
+    return _run(model, config, meta)
 
 
 def _join() -> tuple[int, int, bool]:
@@ -524,6 +545,11 @@ def _resume(path: Path, model: nn.Module, stepper: Stepper, fresh: dict[str, Any
     for what, now in (("data", fresh["data"]), ("classes", list(fresh["classes"]))):
         if meta[what] != now:
             raise ValueError(f"{path} was trained with {what} {meta[what]}, now it is {now}; resume with the same data")
+    if fresh["config"]["schedule"] != "constant" and fresh["config"]["epochs"] != meta["config"]["epochs"]:
+        raise ValueError(
+            f"{path} follows a learning rate that falls over {meta['config']['epochs']} epochs, not over "
+            f"{fresh['config']['epochs']}; resume with --epochs {meta['config']['epochs']}, or start a new run"
+        )
     if fresh["config"]["epochs"] < meta["epoch"]:
         raise ValueError(f"{path} has {meta['epoch']} epochs already, more than the {fresh['config']['epochs']} asked for")
     _load_model(path, model, tensors, meta)
@@ -537,8 +563,8 @@ def _resume(path: Path, model: nn.Module, stepper: Stepper, fresh: dict[str, Any
 class _Reporter:
     """The progress bar and the TensorBoard events of a run."""
 
-    def __init__(self, folder: Path | None, progress: bool, epochs: int, images: int, done: int) -> None:
-        self.folder, self.progress, self.shown = folder, progress, 0.0
+    def __init__(self, folder: Path | None, progress: bool, epochs: int, images: int, done: int, world: int) -> None:
+        self.folder, self.progress, self.shown, self.world = folder, progress, 0.0, world
         self.total, self.done, self.epochs, self.test = epochs * images, done * images, epochs, ""
 
     def __enter__(self) -> _Reporter:
@@ -562,7 +588,7 @@ class _Reporter:
             self.bar.update(images)
             if time.perf_counter() - self.shown > 0.5:  # reading the loss waits for the device
                 self.shown = time.perf_counter()
-                self.bar.set_postfix_str(f"epoch {epoch}/{self.epochs}, loss {float(losses[step]):.3f}{self.test}")
+                self.bar.set_postfix_str(f"epoch {epoch}/{self.epochs}, loss {self.world * float(losses[step]):.3f}{self.test}")
 
     def epoch(self, row: dict[str, Any]) -> None:
         if "test_error" in row:
