@@ -234,7 +234,7 @@ def test_error_by_angle_repeats_every_quarter_for_p4(small: Dataset) -> None:
 
 
 def test_reestimated_norms_have_the_statistics_of_the_training_set(small: Dataset) -> None:
-    run = train(dataclasses.replace(TINY, epochs=1, reestimate=False), progress=False, data=small)
+    run = train(dataclasses.replace(TINY, epochs=1, reestimate="no"), progress=False, data=small)
     inputs = run.inputs(small.train, torch.device("cpu"))
     module.reestimate_norms(run.model, inputs, batch_size=100)
     first: Any = next(m for m in run.model.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm))
@@ -246,6 +246,17 @@ def test_reestimated_norms_have_the_statistics_of_the_training_set(small: Datase
     before = first.running_mean.clone()
     module.reestimate_norms(run.model, inputs, batch_size=199)  # a last part of one image would count as much as the first
     torch.testing.assert_close(first.running_mean, before, rtol=1e-3, atol=1e-4)
+
+
+def test_norms_reestimated_in_training_mode_see_the_dropout(small: Dataset) -> None:
+    run = train(dataclasses.replace(TINY, model="z2cnn", epochs=1), progress=False, data=small)
+    inputs = run.inputs(small.train, torch.device("cpu"))
+    second: Any = [m for m in run.model.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)][1]
+    variances = []
+    for training in (False, True):
+        module.reestimate_norms(run.model, inputs, training=training)
+        variances.append(second.running_var.mean())
+    assert variances[1] > 1.05 * variances[0]  # a dropout of 0.3 before it
 
 
 @pytest.mark.parametrize(
@@ -260,6 +271,8 @@ def test_reestimated_norms_have_the_statistics_of_the_training_set(small: Datase
         ({"epochs": "3"}, "epochs must be of type int, got '3'"),
         ({"amp": "false"}, "amp must be of type bool, got 'false'"),
         ({"epochs": 2.5}, "epochs must be of type int, got 2.5"),
+        ({"reestimate": "maybe"}, "reestimate must be eval, train or no, got 'maybe'"),
+        ({"dropout": 1.0}, "dropout must be below 1, got 1.0"),
         ({"widths": 3}, "widths must be of type tuple, got 3"),
     ],
 )
@@ -429,7 +442,7 @@ def test_recipes_hold_the_authors_settings() -> None:
     for name, epochs in (("z2cnn", 300), ("p4cnn", 100), ("p4cnn-rotpool", 100)):
         recipe = RECIPES[f"paper/{name}"]
         assert (recipe.model, recipe.epochs, recipe.batch_size, recipe.lr) == (name, epochs, 128, 1e-3)
-        assert (recipe.schedule, recipe.weight_decay, recipe.reestimate, recipe.rotate) == ("constant", 0.0, True, 0.0)
+        assert (recipe.schedule, recipe.weight_decay, recipe.reestimate, recipe.rotate) == ("constant", 0.0, "train", 3.14)
 
 
 def test_the_demo(shell: Any, small: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import math
 import os
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -62,12 +63,15 @@ class Config:
     """Decoupled weight decay."""
     label_smoothing: float = 0.0
     """Share of the target that is spread over all classes."""
+    dropout: float = -1.0
+    """Another dropout than the model's own. Negative: the model's own."""
     rotate: float = 0.0
     """Augmentation: turn every training image by a random angle of up to this many degrees."""
     shift: float = 0.0
     """Augmentation: move every training image by a random distance of up to this many pixels."""
-    reestimate: bool = True
-    """Estimate the statistics of batch norms anew over the training set before each test, as the paper's authors did."""
+    reestimate: Literal["eval", "train", "no"] = "eval"
+    """Estimate the statistics of batch norms anew over the training set before each test: with the rest of the network as in
+    the test, or as in training (with dropout), as the paper's authors did."""
     test_every: int = 1
     """Test after every n-th epoch, and after the last."""
     test_turns: int = 1
@@ -78,6 +82,8 @@ class Config:
     """auto (cuda, mps or cpu), or a device of torch."""
     amp: bool = False
     """Automatic mixed precision, bfloat16."""
+    tf32: bool = False
+    """On cuda, let float32 convolutions round their inputs to TF32: faster on wide networks, good to three digits."""
     compile: bool = False
     """torch.compile the network."""
     graphs: bool = True
@@ -103,12 +109,30 @@ class Config:
             raise ValueError(f"group must be one of {', '.join(GROUPS)}, got {self.group!r}")
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"label_smoothing must be at least 0 and below 1, got {self.label_smoothing}")
+        if self.dropout >= 1:
+            raise ValueError(f"dropout must be below 1, got {self.dropout}")
         if self.schedule not in ("constant", "cosine"):
             raise ValueError(f"schedule must be constant or cosine, got {self.schedule!r}")
+        if self.reestimate not in ("eval", "train", "no"):
+            raise ValueError(f"reestimate must be eval, train or no, got {self.reestimate!r}")
 
 
 class DivergedError(RuntimeError):
     """The loss became NaN or infinite."""
+
+
+@contextmanager
+def precision(tf32: bool) -> Iterator[None]:
+    """Says whether float32 work on cuda may round its inputs to TF32; afterwards it is as before."""
+    backends: tuple[Any, ...] = (torch.backends.cudnn, torch.backends.cuda.matmul) if torch.cuda.is_available() else ()
+    before = [backend.allow_tf32 for backend in backends]
+    for backend in backends:
+        backend.allow_tf32 = tf32
+    try:
+        yield
+    finally:
+        for backend, was in zip(backends, before, strict=True):
+            backend.allow_tf32 = was
 
 
 def make_model(config: Config, classes: int = 10, in_channels: int = 1) -> nn.Module:
@@ -121,6 +145,8 @@ def make_model(config: Config, classes: int = 10, in_channels: int = 1) -> nn.Mo
         options["channels"] = config.channels
     if config.widths:
         options["widths"] = config.widths
+    if config.dropout >= 0:
+        options["dropout"] = config.dropout
     return build(config.model, **options)
 
 
@@ -160,13 +186,13 @@ class Inputs:
 
 
 def turned(x: Tensor, angle: Tensor, move: Tensor | None = None) -> Tensor:
-    """Images turned anticlockwise by an angle each, in radians, and moved, by bilinear interpolation."""
+    """Images turned anticlockwise by an angle each, in radians, and moved, by bicubic interpolation."""
     cos, sin = angle.cos(), angle.sin()
     move = torch.zeros(len(x), 2, device=x.device) if move is None else move
     # affine_grid counts columns, then rows, rows downward
     theta = torch.stack([torch.stack([cos, -sin, move[:, 0]], 1), torch.stack([sin, cos, move[:, 1]], 1)], 1)
     grid = F.affine_grid(theta, list(x.shape), align_corners=False)
-    return F.grid_sample(x, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+    return F.grid_sample(x, grid, mode="bicubic", padding_mode="zeros", align_corners=False)
 
 
 class Stepper:
@@ -258,9 +284,12 @@ def batches(count: int, size: int, seed: int, rank: int = 0, world: int = 1) -> 
 
 
 @torch.no_grad()
-def reestimate_norms(model: nn.Module, inputs: Inputs, batch_size: int = 1000) -> None:
-    """Batch norm statistics as means over the whole training set, not over the last steps; the rest of the net as in eval."""
-    model.eval()
+def reestimate_norms(model: nn.Module, inputs: Inputs, batch_size: int = 1000, training: bool = False) -> None:
+    """Batch norm statistics as means over the whole training set, not over the last steps.
+
+    The rest of the network works as in eval, or as in training: then a dropout widens the statistics.
+    """
+    model.train(training)
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     momenta = [m.momentum for m in norms]
     for m in norms:
@@ -435,6 +464,11 @@ def train(
 
     Started by torchrun, trains with DistributedDataParallel: the batch is divided among the processes, the first one writes.
     """
+    with precision(config.tf32):
+        return _train(config, Path(out) if out is not None else None, resume, progress, data)
+
+
+def _train(config: Config, folder: Path | None, resume: bool, progress: bool, data: Dataset | None) -> Run:
     rank, world, distributed = _join()
     device = pick_device(config.device)
     data = load(config.data, config.data_root or None) if data is None else data
@@ -464,7 +498,6 @@ def train(
     testing = Inputs(data.test, meta["mean"], meta["std"], device)
     wrapped = nn.parallel.DistributedDataParallel(model) if world > 1 else model
     stepper = Stepper(wrapped, training, config, device, world)
-    folder = Path(out) if out is not None else None
     if folder is not None and resume:
         meta = _resume(folder / "last.safetensors", model, stepper, meta)
     elif folder is not None and (folder / "last.safetensors").exists() and rank == 0:
@@ -513,8 +546,8 @@ def train(
                 "seconds": time.perf_counter() - start,
             }
             if epoch % config.test_every == 0 or epoch == config.epochs:
-                if config.reestimate:
-                    reestimate_norms(model, plain)
+                if config.reestimate != "no":
+                    reestimate_norms(model, plain, training=config.reestimate == "train")
                 found = evaluate(model, testing, config.test_turns)
                 row |= {"test_error": found["error"], "test_loss": found["loss"], "confusion": found["confusion"]}
             meta["epoch"] = epoch

@@ -59,13 +59,13 @@ def cnn(
         if conv.bias is not None:
             nn.init.zeros_(conv.bias)
         layers.append(conv)
-        if pool_every_layer or i == 6:
-            layers.append(CosetPool(group))
         if i == 6:
             break
         layers += [GBatchNorm(group, channels, eps=2e-5), nn.ReLU()]
+        if pool_every_layer:
+            layers.append(CosetPool(group))
         if i == 1:
             layers.append(GMaxPool(group, 2) if group.fills_box else GMaxPool(group, 3, stride=2, padding=1))
         elif dropout:
             layers.append(nn.Dropout(dropout))
-    return nn.Sequential(*layers, MaxOverSpace())
+    return nn.Sequential(*layers, CosetPool(group), MaxOverSpace())
