@@ -31,8 +31,9 @@ RECIPES: dict[str, Config] = {
         label_smoothing=0.1,
         dropout=0.2,
         rotate=180.0,
-        test_turns=8,
+        test_turns=4,
         amp=True,
+        tf32=True,
         compile=True,
     ),
     # the digits that come with the package, in minutes on a laptop
