@@ -24,7 +24,7 @@ import torch
 from gcnn.data import Dataset, load
 from gcnn.recipes import RECIPES
 from gcnn.testing import equivariance_error
-from gcnn.train import Config, group_of, train
+from gcnn.train import Config, group_of, precision, train
 
 
 def machine(commit: str) -> dict[str, str]:
@@ -47,6 +47,8 @@ def run(config: Config, seeds: range, data: Dataset) -> dict[str, Any]:
         group = group_of(done.model)
         device = next(done.model.parameters()).device
         x = data.test.images[:16].to(device).float() / 255
+        with precision(tf32=False):
+            change = equivariance_error(done.model, group, x) if group.fills_box else None
         rows.append(
             {
                 "seed": seed,
@@ -54,7 +56,7 @@ def run(config: Config, seeds: range, data: Dataset) -> dict[str, Any]:
                 "train_error": done.history[-1]["train_error"],
                 "median_epoch_seconds": statistics.median(row["seconds"] for row in done.history),
                 "seconds": time.perf_counter() - start,
-                "equivariance_error": equivariance_error(done.model, group, x) if group.fills_box else None,
+                "equivariance_error": change,
             }
         )
     errors = [row["test_error"] for row in rows]

@@ -16,7 +16,7 @@ from gcnn.data import SOURCES, download, load
 from gcnn.groups import GROUPS
 from gcnn.models.cnn import ToHexagonal
 from gcnn.recipes import RECIPES
-from gcnn.train import Config, Run, evaluate, group_of, load_run, pick_device, read_config, train
+from gcnn.train import Config, Run, evaluate, group_of, load_run, pick_device, precision, read_config, train
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -75,7 +75,8 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     chosen.rest = rest
     try:
-        return chosen.run(chosen) or 0
+        with precision(tf32=False):  # training sets its own
+            return chosen.run(chosen) or 0
     except BrokenPipeError:  # whoever read our output has seen enough
         return 0
     except PROBLEMS as error:

@@ -33,7 +33,6 @@ RECIPES: dict[str, Config] = {
         rotate=180.0,
         test_turns=4,
         amp=True,
-        tf32=True,
         compile=True,
     ),
     # the digits that come with the package, in minutes on a laptop

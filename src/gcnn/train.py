@@ -30,7 +30,18 @@ from gcnn.groups import GROUPS
 from gcnn.models import MODELS, build
 from gcnn.nn import GBatchNorm
 
-__all__ = ["Config", "DivergedError", "Run", "error_by_angle", "evaluate", "load_run", "read_config", "train", "write_file"]
+__all__ = [
+    "Config",
+    "DivergedError",
+    "Run",
+    "error_by_angle",
+    "evaluate",
+    "load_run",
+    "precision",
+    "read_config",
+    "train",
+    "write_file",
+]
 
 
 @dataclass(frozen=True)
@@ -82,8 +93,8 @@ class Config:
     """auto (cuda, mps or cpu), or a device of torch."""
     amp: bool = False
     """Automatic mixed precision, bfloat16."""
-    tf32: bool = False
-    """On cuda, let float32 convolutions round their inputs to TF32: faster on wide networks, good to three digits."""
+    tf32: bool = True
+    """On cuda, let the convolutions of training round float32 inputs to TF32, as torch does. Tests never do."""
     compile: bool = False
     """torch.compile the network."""
     graphs: bool = True
@@ -464,11 +475,7 @@ def train(
 
     Started by torchrun, trains with DistributedDataParallel: the batch is divided among the processes, the first one writes.
     """
-    with precision(config.tf32):
-        return _train(config, Path(out) if out is not None else None, resume, progress, data)
-
-
-def _train(config: Config, folder: Path | None, resume: bool, progress: bool, data: Dataset | None) -> Run:
+    folder = Path(out) if out is not None else None
     rank, world, distributed = _join()
     device = pick_device(config.device)
     data = load(config.data, config.data_root or None) if data is None else data
@@ -497,7 +504,8 @@ def _train(config: Config, folder: Path | None, resume: bool, progress: bool, da
     plain = Inputs(data.train, meta["mean"], meta["std"], device)
     testing = Inputs(data.test, meta["mean"], meta["std"], device)
     wrapped = nn.parallel.DistributedDataParallel(model) if world > 1 else model
-    stepper = Stepper(wrapped, training, config, device, world)
+    with precision(config.tf32):
+        stepper = Stepper(wrapped, training, config, device, world)
     if folder is not None and resume:
         meta = _resume(folder / "last.safetensors", model, stepper, meta)
     elif folder is not None and (folder / "last.safetensors").exists() and rank == 0:
@@ -520,7 +528,8 @@ def _train(config: Config, folder: Path | None, resume: bool, progress: bool, da
                 if config.schedule == "cosine":
                     done = ((epoch - 1) * steps + step) / (config.epochs * steps)
                     stepper.set_lr(config.lr * 0.5 * (1 + math.cos(math.pi * done)))
-                stepper(index.to(device, non_blocking=True), total)
+                with precision(config.tf32):
+                    stepper(index.to(device, non_blocking=True), total)
                 losses[step] = stepper.loss
                 sizes[step] = total
                 wrong += stepper.wrong
@@ -546,9 +555,10 @@ def _train(config: Config, folder: Path | None, resume: bool, progress: bool, da
                 "seconds": time.perf_counter() - start,
             }
             if epoch % config.test_every == 0 or epoch == config.epochs:
-                if config.reestimate != "no":
-                    reestimate_norms(model, plain, training=config.reestimate == "train")
-                found = evaluate(model, testing, config.test_turns)
+                with precision(tf32=False):
+                    if config.reestimate != "no":
+                        reestimate_norms(model, plain, training=config.reestimate == "train")
+                    found = evaluate(model, testing, config.test_turns)
                 row |= {"test_error": found["error"], "test_loss": found["loss"], "confusion": found["confusion"]}
             meta["epoch"] = epoch
             meta["history"] = [*meta["history"], row]
