@@ -9,7 +9,7 @@ from torch import nn
 
 from gcnn.groups import p1, p4, p4m
 from gcnn.models.cnn import cnn
-from gcnn.models.resnet import digit_resnet
+from gcnn.models.resnet import digit_resnet, resnet
 
 __all__ = ["MODELS", "build"]
 
@@ -18,6 +18,9 @@ MODELS: dict[str, tuple[Callable[..., nn.Module], dict[str, Any]]] = {
     "z2cnn": (cnn, {"group": p1, "channels": 20, "dropout": 0.3}),
     "p4cnn": (cnn, {"group": p4, "channels": 10}),
     "p4cnn-rotpool": (cnn, {"group": p4, "channels": 20, "pool_every_layer": True}),
+    # table 2
+    "resnet44": (resnet, {"group": p4m, "widths": (11, 23, 45), "blocks": 7}),
+    "resnet26": (resnet, {"group": p4m, "widths": (25, 50, 100), "blocks": 4}),
     # a larger one of our own for digits
     "digit-resnet": (digit_resnet, {"group": p4m, "widths": (16, 32, 64)}),
 }
