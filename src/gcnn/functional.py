@@ -7,6 +7,7 @@ what is here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from gcnn.checks import Size, as_tuple, check_axes, is_map
 from gcnn.groups import Group, Subgroup
 from gcnn.indices import doubled_coordinates, index_table, places, support
+from gcnn.kernels.expand import expand_filters
 from gcnn.lattice import check_domain, mask_outside
 from gcnn.pooling import adaptive_avg_pool, avg_pool, coset_pool, max_pool, pool, restrict, subsample, upsample
 
@@ -132,7 +134,7 @@ def gcorr(
     if not mask.all():
         weight = weight[..., _tensor(np.flatnonzero(mask), psi)]
     weight = weight.flatten(2)  # (K_out, K_in / groups, S_in P)
-    bank = transform_filter(group, weight, kernel_size, cosets)
+    bank = transform_filter(group, weight, kernel_size, cosets, None, *fast_form(group, x, weight))
     return planar_gcorr(group, x, bank, bias, stride, padding, dilation, groups)
 
 
@@ -155,11 +157,14 @@ def transform_filter(
     kernel_size: Sequence[int],
     stabilizer: Subgroup | None = None,
     tables: tuple[Tensor, Tensor] | None = None,
+    channels_last: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """The filters (K_out, K_in, S_in P) under every element, as a planar bank (K_out S, K_in S_in, *n) (section 7.1).
 
     P counts the taps of the support of the kernel, S_in the cosets of `stabilizer`. `tables` are those of
-    `gcnn.indices.index_table` as tensors on the weight's device, where the caller keeps them; else they are looked up.
+    `gcnn.indices.index_table` as tensors on the weight's device, where the caller keeps them; else they are looked up. The bank
+    comes in `dtype` (the weight's if not given), and in torch's memory format channels_last if asked for.
 
     >>> from gcnn import p4
     >>> transform_filter(p4, torch.rand(10, 5, 4 * 9), (3, 3)).shape
@@ -176,80 +181,20 @@ def transform_filter(
         )
     if table.device != weight.device:  # a gather with an index on the meta device would return garbage
         raise ValueError(f"transform_filter: the weight is on {weight.device}, its tables are on {table.device}")
-    if torch.jit.is_tracing():  # type: ignore[attr-defined]  # a trace with a python function in it cannot be saved
-        bank = _Expand.forward(weight, table, inverse)
-    else:  # dynamo refuses functions with a forward derivative, so the compiled path does without
-        expand = _Expand if torch.compiler.is_compiling() else _ExpandForward
-        bank = expand.apply(weight, table, inverse)  # (K_out, S, K_in, S_in n^d)
-    return bank.reshape(weight.shape[0] * group.order, -1, *kernel_size)  # (K_out S, K_in S_in, *n)
+    bank = expand_filters(weight, table, inverse, math.prod(kernel_size), channels_last, dtype or weight.dtype)
+    return bank.unflatten(2, tuple(kernel_size))  # (K_out S, K_in S_in, *n)
 
 
-class _Expand(torch.autograd.Function):
-    """Each filter under every element: a gather, whose gradient is the gather of `_Gather`, never a scatter."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(weight: Tensor, table: Tensor, inverse: Tensor) -> Tensor:
-        if table.shape[1] != inverse.shape[1]:
-            weight = F.pad(weight, (0, 1))  # the last number, 0, fills the cells outside the support
-        k_out, k_in, q = weight.shape
-        index = table[None, :, None].expand(k_out, -1, k_in, -1)
-        return weight[:, None].expand(k_out, table.shape[0], k_in, q).gather(3, index)  # (K_out, S, K_in, D)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[1:])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        return _Gather.apply(grads[0], *ctx.saved_tensors), None, None
-
-
-class _Gather(torch.autograd.Function):
-    """The adjoint of `_Expand`: every cell back at its number, summed over the elements in a fixed order."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(bank: Tensor, table: Tensor, inverse: Tensor) -> Tensor:
-        index = inverse[None, :, None].expand(bank.shape[0], -1, bank.shape[2], -1)
-        return bank.gather(3, index).sum(1)  # (K_out, K_in, Q)
-
-    setup_context = _Expand.setup_context
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        return _Expand.apply(grads[0], *ctx.saved_tensors), None, None
-
-
-class _ExpandForward(_Expand):
-    """The same with a forward derivative, for torch.func.jvp and hessian."""
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[1:])
-        ctx.save_for_forward(*inputs[1:])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        return _GatherForward.apply(grads[0], *ctx.saved_tensors), None, None
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
-        return _ExpandForward.apply(tangents[0], *ctx.saved_tensors)
-
-
-class _GatherForward(_Gather):
-    setup_context = _ExpandForward.setup_context
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        return _ExpandForward.apply(grads[0], *ctx.saved_tensors), None, None
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
-        return _GatherForward.apply(tangents[0], *ctx.saved_tensors)
+def fast_form(group: Group, x: Tensor, weight: Tensor) -> tuple[bool, torch.dtype]:
+    """How planar convolutions of `x` are fastest: whether with channels last, and in which dtype autocast wants the bank."""
+    kind, dtype = x.device.type, weight.dtype
+    if dtype in (torch.float32, torch.float16, torch.bfloat16) and torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+    if group.dim == 1 or kind == "mps":
+        return False, dtype
+    if kind == "cuda" and dtype in (torch.float32, torch.float64) and not torch.compiler.is_compiling():
+        return dtype == torch.float32 and torch.backends.cudnn.allow_tf32, dtype  # cuDNN's exact kernels want them first
+    return True, dtype
 
 
 def planar_gcorr(

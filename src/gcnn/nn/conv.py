@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gcnn.checks import Size, as_tuple, shape_text
-from gcnn.functional import planar_bias, planar_gcorr, planar_gcorr_transpose, transform_filter
+from gcnn.functional import fast_form, planar_bias, planar_gcorr, planar_gcorr_transpose, transform_filter
 from gcnn.groups import Group, Subgroup
 from gcnn.indices import index_table
 from gcnn.nn.module import Device, GModule, check_group, checked_axes, naming
@@ -95,12 +95,13 @@ class _Filters(GModule):
         super().__setstate__(state)
         self._place_tables()
 
-    def _bank(self) -> Tensor:
-        """The planar bank (K_out S, K_in S_in, *n) of the present weight."""
+    def _bank(self, x: Tensor | None = None) -> Tensor:
+        """The planar bank (K_out S, K_in S_in, *n) of the present weight, in the form that is fast for `x`."""
         weight, tables = self.weight, (self.table, self.inverse)
         if self.table.device != weight.device:  # functional_call and replicas bring weights from elsewhere
             tables = self._tables_on(weight.device)
-        return transform_filter(self.group, weight, self.kernel_size, self.stabilizer, tables)
+        form = () if x is None else fast_form(self.group, x, weight)
+        return transform_filter(self.group, weight, self.kernel_size, self.stabilizer, tables, *form)
 
     def filters(self) -> Tensor:
         """The filters under every element, F+ of section 7.1: (K_out, S, K_in / groups, S_in, *n), zero outside the support."""
@@ -217,7 +218,7 @@ class GConv(_Filters):
             both = [p for p in reversed(padding) for _ in (0, 1)]
             x = on_planes(self.group, x, lambda planes: F.pad(planes, both, mode=self.padding_mode))
             padding = (0,) * self.group.dim
-        return planar_gcorr(self.group, x, self._bank(), self.bias, self.stride, padding, self.dilation, self.groups)
+        return planar_gcorr(self.group, x, self._bank(x), self.bias, self.stride, padding, self.dilation, self.groups)
 
 
 class LiftConv(GConv):
@@ -308,7 +309,7 @@ class GConvTranspose(_Filters):
         """The G-map (N, K_out, S, *Y) of `x`."""
         self._check_input(x)
         return planar_gcorr_transpose(
-            self.group, x, self._bank(), self.bias, self.stride, self.padding, self.dilation, self.groups
+            self.group, x, self._bank(x), self.bias, self.stride, self.padding, self.dilation, self.groups
         )
 
 
