@@ -188,13 +188,13 @@ def transform_filter(
 def fast_form(group: Group, x: Tensor, weight: Tensor) -> tuple[bool, torch.dtype]:
     """How planar convolutions of `x` are fastest: whether with channels last, and in which dtype autocast wants the bank."""
     kind, dtype = x.device.type, weight.dtype
-    if dtype in (torch.float32, torch.float16, torch.bfloat16) and torch.is_autocast_enabled(kind):
+    if dtype in (torch.float32, torch.float16, torch.bfloat16) and _autocasts(kind):
         dtype = torch.get_autocast_dtype(kind)
-    if group.dim == 1 or kind == "mps":
-        return False, dtype
-    if kind == "cuda" and dtype in (torch.float32, torch.float64) and not torch.compiler.is_compiling():
-        return dtype == torch.float32 and torch.backends.cudnn.allow_tf32, dtype  # cuDNN's exact kernels want them first
-    return True, dtype
+    return kind == "cpu" and group.dim > 1, dtype
+
+
+def _autocasts(kind: str) -> bool:
+    return kind in ("cpu", "cuda", "mps", "xpu") and torch.is_autocast_enabled(kind)
 
 
 def planar_gcorr(

@@ -59,7 +59,7 @@ def mask_outside(group: Group, x: Tensor, value: float = 0.0) -> Tensor:
     """`x` with the cells outside the domain of the group set to `value`; `x` itself where the domain is the whole box."""
     if group.fills_box:
         return x
-    return x.masked_fill(~domain_mask(group, x.shape[-group.dim :], x.device), value)
+    return torch.where(domain_mask(group, x.shape[-group.dim :], x.device), x, value)  # masked_fill would lose the memory format
 
 
 def to_hexagonal(image: Tensor, size: int | None = None, spacing: float | None = None) -> Tensor:

@@ -14,18 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 library = torch.library.Library("gcnn", "DEF")
-library.define(
-    "expand(Tensor weight, Tensor table, Tensor inverse, int cells, bool channels_last, ScalarType dtype) -> Tensor"
-)
-library.define(
-    "collect(Tensor bank, Tensor table, Tensor inverse, int cells, bool channels_last, ScalarType dtype) -> Tensor"
-)
+library.define("expand(Tensor weight, Tensor table, Tensor inverse, int cells, bool channels_last, ScalarType dtype) -> Tensor")
+library.define("collect(Tensor bank, Tensor table, Tensor inverse, int cells, bool channels_last, ScalarType dtype) -> Tensor")
 
 
-def expand_filters(
-    weight: Tensor, table: Tensor, inverse: Tensor, cells: int, channels_last: bool, dtype: torch.dtype
-) -> Tensor:
-    """The bank (K_out S, K_in S_in, cells) of the filters, in `dtype`; with `channels_last` its memory is (K_out S, cells, K_in S_in)."""
+def expand_filters(weight: Tensor, table: Tensor, inverse: Tensor, cells: int, channels_last: bool, dtype: torch.dtype) -> Tensor:
+    """The bank (K_out S, K_in S_in, cells) of the filters; with `channels_last` its memory is (K_out S, cells, K_in S_in)."""
     if torch.jit.is_tracing() or transformed():  # type: ignore[attr-defined]
         return _expand(weight, table, inverse, cells, channels_last, dtype)  # torch's own operations, differentiable in every way
     bank: Tensor = _Expand.apply(weight, table, inverse, cells, channels_last, dtype)
@@ -79,11 +73,10 @@ def _expand(weight: Tensor, table: Tensor, inverse: Tensor, cells: int, channels
         weight = F.pad(weight, (0, 1))  # the last number, 0, fills the cells outside the support
     k_out, k_in, q = weight.shape
     first = torch.arange(0, k_in * q, q, device=weight.device)  # (K_in,): where each channel's numbers begin
-    places = table.unflatten(1, (-1, cells))  # (S, S_in, n^d)
+    places = table[:, None]  # (S, 1, S_in n^d)
     if channels_last:
-        index = places.transpose(1, 2)[:, :, None] + first[:, None]  # (S, n^d, K_in, S_in)
-    else:
-        index = places[:, None] + first[:, None, None]  # (S, K_in, S_in, n^d)
+        places = table.unflatten(1, (-1, cells)).transpose(1, 2).reshape(table.shape[0] * cells, 1, -1)  # (S n^d, 1, S_in)
+    index = places + first[:, None]  # (S, K_in, S_in n^d) or (S n^d, K_in, S_in)
     bank = weight.flatten(1).index_select(1, index.flatten())
     if channels_last:
         return bank.reshape(k_out * table.shape[0], cells, -1).transpose(1, 2)

@@ -13,9 +13,7 @@ from gcnn.nn import CosetPool, GAdaptiveAvgPool, GAvgPool, GBatchNorm, GConv, Li
 class Block(nn.Module):
     """A pre-activation block: x + conv(relu(norm(conv(relu(norm(x)))))), with a 1x1 projection where the shape changes."""
 
-    def __init__(
-        self, group: Group, k_in: int, k_out: int, stride: int = 1, dropout: float = 0.0, bias: bool = False
-    ) -> None:
+    def __init__(self, group: Group, k_in: int, k_out: int, stride: int = 1, dropout: float = 0.0, bias: bool = False) -> None:
         super().__init__()
         self.branch = nn.Sequential(
             GBatchNorm(group, k_in),

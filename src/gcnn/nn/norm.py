@@ -6,10 +6,13 @@ import math
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gcnn.checks import shape_text
 from gcnn.groups import Group
+from gcnn.kernels.expand import transformed
+from gcnn.kernels.norm import spread, tied_batch_norm
 from gcnn.lattice import domain_mask, mask_outside
 from gcnn.nn.module import Device, GModule, check_group
 
@@ -54,36 +57,62 @@ class GBatchNorm(nn.modules.batchnorm._BatchNorm):
         sync = self.sync and self.training  # every process must take part, one without images too
         if by_batch and (sync or (hexagonal and x.numel())):
             return self._normalise(x, hexagonal)
-        y = super().forward(x) if x.ndim < 6 else super().forward(x.flatten(2, 3)).reshape(x.shape)  # cudnn takes five axes
+        if x.ndim == self.group.dim + 3 and x.numel():
+            return self._normalise_planes(x, hexagonal, by_batch)
+        y = super().forward(x)
         return mask_outside(self.group, y) if hexagonal else y
+
+    def _normalise_planes(self, x: Tensor, hexagonal: bool, by_batch: bool) -> Tensor:
+        """A map (N, K, S, *X) plane by plane, in the memory format that it has."""
+        planes, elements = x.flatten(1, 2), x.shape[2]  # (N, K S, *X)
+        if by_batch:
+            if torch.compiler.is_compiling():
+                return self._normalise(x, hexagonal)
+            if x.device.type != "cpu" or torch.jit.is_tracing() or transformed():  # type: ignore[attr-defined]
+                return super().forward(x if x.ndim < 6 else x.flatten(2, 3)).reshape(x.shape)  # cudnn takes five axes
+            count = x.numel() // x.shape[1]
+            if count == 1:
+                raise ValueError(
+                    f"GBatchNorm({self.group}, {self.num_features}): one value a channel has no variance, got {tuple(x.shape)}"
+                )
+            y, mean, var = tied_batch_norm(planes, elements, self.weight, self.bias, self.eps)
+            self._follow(mean, var * (count / (count - 1)))
+            return y.unflatten(1, x.shape[1:3])
+        mean, var, weight, bias = spread(elements, self.running_mean, self.running_var, self.weight, self.bias)
+        y = F.batch_norm(planes, mean, var, weight, bias, eps=self.eps)
+        y = y.unflatten(1, x.shape[1:3])
+        return mask_outside(self.group, y) if hexagonal else y
+
+    def _follow(self, mean: Tensor, unbiased: Tensor) -> None:
+        """Moves the running statistics towards those of a batch."""
+        if not (self.training and self.track_running_stats):
+            return
+        assert self.num_batches_tracked is not None
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        with torch.no_grad():
+            self.num_batches_tracked.add_(1)
+            rate: Any = self.momentum if self.momentum is not None else 1 / self.num_batches_tracked.float()
+            self.running_mean.copy_(self.running_mean + rate * (mean - self.running_mean))
+            self.running_var.copy_(self.running_var + rate * (unbiased - self.running_var))
 
     def _normalise(self, x: Tensor, hexagonal: bool) -> Tensor:
         """By the statistics of the cells inside a hexagonal domain, or of several processes together."""
-        over = [i for i in range(x.ndim) if i != 1]
         channel = (-1, *(1,) * (x.ndim - 2))  # the shape of a channel's number, to meet (N, K, ...)
         space = x.shape[-self.group.dim :]
         cells = domain_mask(self.group, space, x.device).sum() if hexagonal else torch.tensor(math.prod(space), device=x.device)
         inside = x if x.dtype == torch.float64 else x.float()
         inside = mask_outside(self.group, inside) if hexagonal else inside
         count = cells * (x.numel() // x.shape[1] // math.prod(space))
-        total = torch.cat([inside.sum(over), count.reshape(1).to(inside.dtype)])
+        total = torch.cat([_sum_by_channel(inside), count.reshape(1).to(inside.dtype)])
         total = _over_processes(total) if self.sync else total
         count = total[-1].detach()
         mean = total[:-1] / count
         centred = inside - mean.reshape(channel)
         centred = mask_outside(self.group, centred) if hexagonal else centred
-        squares = centred.square().sum(over)
+        squares = _sum_by_channel(centred.square())
         var = (_over_processes(squares) if self.sync else squares) / count
-        if self.training and self.track_running_stats:
-            assert self.num_batches_tracked is not None
-            assert self.running_mean is not None
-            assert self.running_var is not None
-            with torch.no_grad():
-                self.num_batches_tracked.add_(1)
-                rate: Any = self.momentum if self.momentum is not None else 1 / self.num_batches_tracked.float()
-                unbiased = var * (count / (count - 1).clamp(min=1))
-                self.running_mean.copy_(self.running_mean + rate * (mean - self.running_mean))
-                self.running_var.copy_(self.running_var + rate * (unbiased - self.running_var))
+        self._follow(mean, var * (count / (count - 1).clamp(min=1)))
         y = centred * (var + self.eps).rsqrt().reshape(channel)
         if self.affine:
             y = y * self.weight.reshape(channel) + self.bias.reshape(channel)
@@ -148,6 +177,13 @@ class GLayerNorm(GModule):
             y = y + self.bias.reshape(channel)
         y = y.to(x.dtype)
         return mask_outside(self.group, y) if spatial else y
+
+
+def _sum_by_channel(x: Tensor) -> Tensor:
+    """(N, K, ...) to (K,), axis by axis: one sum over a map that lies with its channels last would lose digits."""
+    while x.ndim > 2:
+        x = x.sum(-1)
+    return x.sum(0)
 
 
 def _over_processes(x: Tensor) -> Tensor:
