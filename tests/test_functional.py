@@ -279,7 +279,7 @@ def test_transform_filter_is_act_on_filters(group: Group) -> None:
     psi = mask_outside(group, torch.randn(2, 3, group.order, *(3,) * group.dim))
     mask = support(group, (3,) * group.dim)
     weight = psi.flatten(-group.dim)[..., torch.from_numpy(mask.copy()).flatten()].flatten(2)
-    bank = transform_filter(group, weight, (3,) * group.dim).unflatten(1, (3, -1)).unflatten(0, (2, -1))
+    bank = transform_filter(group, weight, (3,) * group.dim).unflatten(1, (-1, 3)).unflatten(0, (-1, 2)).movedim((0, 2), (1, 3))
     for s in range(group.order):
         assert torch.equal(bank[:, s], act(group, s, psi))
 

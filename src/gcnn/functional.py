@@ -21,6 +21,7 @@ from gcnn.groups import Group, Subgroup
 from gcnn.indices import doubled_coordinates, index_table, places, support
 from gcnn.kernels.expand import expand_filters
 from gcnn.lattice import check_domain, mask_outside
+from gcnn.layout import fast_form, from_planes, spread, to_planes
 from gcnn.pooling import adaptive_avg_pool, avg_pool, coset_pool, max_pool, pool, restrict, subsample, upsample
 
 __all__ = [
@@ -134,7 +135,7 @@ def gcorr(
     if not mask.all():
         weight = weight[..., _tensor(np.flatnonzero(mask), psi)]
     weight = weight.flatten(2)  # (K_out, K_in / groups, S_in P)
-    bank = transform_filter(group, weight, kernel_size, cosets, None, *fast_form(group, x, weight))
+    bank = transform_filter(group, weight, kernel_size, cosets, None, groups, *fast_form(group.dim, x, weight))
     return planar_gcorr(group, x, bank, bias, stride, padding, dilation, groups)
 
 
@@ -157,14 +158,16 @@ def transform_filter(
     kernel_size: Sequence[int],
     stabilizer: Subgroup | None = None,
     tables: tuple[Tensor, Tensor] | None = None,
+    groups: int = 1,
     channels_last: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """The filters (K_out, K_in, S_in P) under every element, as a planar bank (K_out S, K_in S_in, *n) (section 7.1).
+    """The filters (K_out, K_in, S_in P) under every element, as a planar bank (S K_out, S_in K_in, *n) (section 7.1).
 
-    P counts the taps of the support of the kernel, S_in the cosets of `stabilizer`. `tables` are those of
-    `gcnn.indices.index_table` as tensors on the weight's device, where the caller keeps them; else they are looked up. The bank
-    comes in `dtype` (the weight's if not given), and in torch's memory format channels_last if asked for.
+    Planes are ordered element by element, as those of `gcnn.layout.to_planes`; with `groups`, group by group first. P counts the
+    taps of the support of the kernel, S_in the cosets of `stabilizer`. `tables` are those of `gcnn.indices.index_table` as
+    tensors on the weight's device, where the caller keeps them; else they are looked up. The bank comes in `dtype` (the
+    weight's if not given), and in torch's memory format channels_last if asked for.
 
     >>> from gcnn import p4
     >>> transform_filter(p4, torch.rand(10, 5, 4 * 9), (3, 3)).shape
@@ -181,20 +184,8 @@ def transform_filter(
         )
     if table.device != weight.device:  # a gather with an index on the meta device would return garbage
         raise ValueError(f"transform_filter: the weight is on {weight.device}, its tables are on {table.device}")
-    bank = expand_filters(weight, table, inverse, math.prod(kernel_size), channels_last, dtype or weight.dtype)
-    return bank.unflatten(2, tuple(kernel_size))  # (K_out S, K_in S_in, *n)
-
-
-def fast_form(group: Group, x: Tensor, weight: Tensor) -> tuple[bool, torch.dtype]:
-    """How planar convolutions of `x` are fastest: whether with channels last, and in which dtype autocast wants the bank."""
-    kind, dtype = x.device.type, weight.dtype
-    if dtype in (torch.float32, torch.float16, torch.bfloat16) and _autocasts(kind):
-        dtype = torch.get_autocast_dtype(kind)
-    return kind == "cpu" and group.dim > 1, dtype
-
-
-def _autocasts(kind: str) -> bool:
-    return kind in ("cpu", "cuda", "mps", "xpu") and torch.is_autocast_enabled(kind)
+    bank = expand_filters(weight, table, inverse, math.prod(kernel_size), groups, channels_last, dtype or weight.dtype)
+    return bank.unflatten(2, tuple(kernel_size))  # (S K_out, S_in K_in, *n)
 
 
 def planar_gcorr(
@@ -208,10 +199,10 @@ def planar_gcorr(
     groups: int = 1,
 ) -> Tensor:
     """The second half of the algorithm: one planar correlation of `x` with an expanded bank (section 7.2)."""
-    planes = mask_outside(group, x).flatten(1, -group.dim - 1)  # (N, K_in S_in, *X)
+    planes = to_planes(mask_outside(group, x), group.dim, groups)  # (N, S_in K_in, *X)
     convolve: Any = (F.conv1d, F.conv2d, F.conv3d)[group.dim - 1]
-    y = convolve(planes, bank, planar_bias(group, bias), stride, padding, dilation, groups)
-    return mask_outside(group, y.unflatten(1, (-1, group.order)))  # (N, K_out, S, *Y)
+    y = convolve(planes, bank, spread(bias, group.order, groups), stride, padding, dilation, groups)
+    return mask_outside(group, from_planes(y, group.order, groups))  # (N, K_out, S, *Y)
 
 
 def planar_gcorr_transpose(
@@ -225,15 +216,10 @@ def planar_gcorr_transpose(
     groups: int = 1,
 ) -> Tensor:
     """The adjoint of `planar_gcorr` in `x`, from G-map to G-map, plus a bias: a transposed planar convolution."""
-    planes = mask_outside(group, x).flatten(1, 2)  # (N, K_in S, *X)
+    planes = to_planes(mask_outside(group, x), group.dim, groups)  # (N, S K_in, *X)
     convolve: Any = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[group.dim - 1]
-    y = convolve(planes, bank, planar_bias(group, bias), stride, padding, 0, groups, dilation)
-    return mask_outside(group, y.unflatten(1, (-1, group.order)))  # (N, K_out, S, *Y)
-
-
-def planar_bias(group: Group, bias: Tensor | None) -> Tensor | None:
-    """One bias a G-feature map, repeated for each of its planes."""
-    return None if bias is None else bias[:, None].expand(-1, group.order).flatten()
+    y = convolve(planes, bank, spread(bias, group.order, groups), stride, padding, 0, groups, dilation)
+    return mask_outside(group, from_planes(y, group.order, groups))  # (N, K_out, S, *Y)
 
 
 def _tensor(array: Any, like: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from gcnn.checks import Size, as_tuple, check_axes, check_reduce, is_map, shape_
 from gcnn.groups import Group, Subgroup
 from gcnn.indices import check_support, doubled_coordinates, support
 from gcnn.lattice import domain_mask, mask_outside
+from gcnn.layout import from_planes, to_planes
 
 Reduce = Literal["max", "mean"]
 Members = list[list[int]]
@@ -140,8 +141,11 @@ def max_pool(
         pooling: Any = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[group.dim - 1]
         return on_planes(group, x, lambda planes: pooling(planes, kernel_size, stride, padding, dilation))
     taps = taps or window_taps(group, kernel_size)
-    windows = _windows(group, x, taps, kernel_size, stride, padding, dilation, -torch.inf)
-    return mask_outside(group, _fold(windows, "max"))
+
+    def largest(planes: Tensor) -> Tensor:
+        return _fold(_windows(group, planes, taps, kernel_size, stride, padding, dilation, -torch.inf), "max")
+
+    return mask_outside(group, on_planes(group, x, largest))
 
 
 def avg_pool(
@@ -163,7 +167,11 @@ def avg_pool(
             group, x, lambda planes: pooling(planes, kernel_size, stride, padding, count_include_pad=count_include_pad)
         )
     taps = taps or window_taps(group, kernel_size)
-    y = _fold(_windows(group, x, taps, kernel_size, stride, padding, 1, 0.0), "mean", len(taps))
+
+    def mean(planes: Tensor) -> Tensor:
+        return _fold(_windows(group, planes, taps, kernel_size, stride, padding, 1, 0.0), "mean", len(taps))
+
+    y = on_planes(group, x, mean)
     if not count_include_pad:
         ones = _windows(group, torch.ones_like(x[:1, :1]), taps, kernel_size, stride, padding, 1, 0.0)
         y = y / _fold(ones, "mean", len(taps)).clamp(min=1 / len(taps))
@@ -295,8 +303,8 @@ def on_planes(group: Group, x: Tensor, operation: Any) -> Tensor:
             f"expected an image {shape_text(group, 'K', None)} or a map {shape_text(group, 'K')} on {group.name}, "
             f"got {tuple(x.shape)}"
         )
-    y: Tensor = operation(x.flatten(1, -group.dim - 1))
-    return y.unflatten(1, x.shape[1 : -group.dim])
+    y: Tensor = operation(to_planes(x, group.dim))
+    return from_planes(y, x.shape[2]) if x.ndim == group.dim + 3 else y
 
 
 def _reduce(x: Tensor, axis: int, reduce: Reduce) -> Tensor:

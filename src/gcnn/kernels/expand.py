@@ -1,6 +1,6 @@
 """The filter transformation and its adjoint, as the operations gcnn::expand and gcnn::collect (paper, section 7.1).
 
-A stored filter (K_out, K_in, Q) becomes a planar bank (K_out S, K_in S_in, n^d), written in the memory order that the planar
+A stored filter (K_out, K_in, Q) becomes a planar bank (S K_out, S_in K_in, n^d), written in the memory order that the planar
 convolution wants, in the dtype it wants. The gradient collects every number's S copies again, in a fixed order: a gather both
 ways, never a scatter, so that gradients are the same in every run. Tables are those of `gcnn.indices.index_table`.
 """
@@ -14,15 +14,23 @@ import torch.nn.functional as F
 from torch import Tensor
 
 library = torch.library.Library("gcnn", "DEF")
-library.define("expand(Tensor weight, Tensor table, Tensor inverse, int cells, bool channels_last, ScalarType dtype) -> Tensor")
-library.define("collect(Tensor bank, Tensor table, Tensor inverse, int cells, bool channels_last, ScalarType dtype) -> Tensor")
+library.define(
+    "expand(Tensor weight, Tensor table, Tensor inverse, int cells, int groups, bool channels_last, ScalarType dtype) -> Tensor"
+)
+library.define(
+    "collect(Tensor bank, Tensor table, Tensor inverse, int cells, int groups, bool channels_last, ScalarType dtype) -> Tensor"
+)
 
 
-def expand_filters(weight: Tensor, table: Tensor, inverse: Tensor, cells: int, channels_last: bool, dtype: torch.dtype) -> Tensor:
-    """The bank (K_out S, K_in S_in, cells) of the filters; with `channels_last` its memory is (K_out S, cells, K_in S_in)."""
+def expand_filters(
+    weight: Tensor, table: Tensor, inverse: Tensor, cells: int, groups: int, channels_last: bool, dtype: torch.dtype
+) -> Tensor:
+    """The bank (S K_out, S_in K_in, cells) of the filters; with `channels_last` its memory is (S K_out, cells, S_in K_in)."""
     if torch.jit.is_tracing() or transformed():  # type: ignore[attr-defined]
-        return _expand(weight, table, inverse, cells, channels_last, dtype)  # torch's own operations, differentiable in every way
-    bank: Tensor = _Expand.apply(weight, table, inverse, cells, channels_last, dtype)
+        return _expand(
+            weight, table, inverse, cells, groups, channels_last, dtype
+        )  # torch's own operations, differentiable in every way
+    bank: Tensor = _Expand.apply(weight, table, inverse, cells, groups, channels_last, dtype)
     return bank
 
 
@@ -36,17 +44,17 @@ def transformed() -> bool:
 class _Expand(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, weight: Tensor, table: Tensor, inverse: Tensor, cells: int, channels_last: bool, dtype: torch.dtype
+        ctx: Any, weight: Tensor, table: Tensor, inverse: Tensor, cells: int, groups: int, channels_last: bool, dtype: torch.dtype
     ) -> Tensor:
         ctx.save_for_backward(table, inverse)
-        ctx.rest = cells, channels_last, weight.dtype
+        ctx.rest = cells, groups, channels_last, weight.dtype
         run: Any = _expand if torch.compiler.is_compiling() else torch.ops.gcnn.expand  # compilers fuse what they can read
-        bank: Tensor = run(weight, table, inverse, cells, channels_last, dtype)
+        bank: Tensor = run(weight, table, inverse, cells, groups, channels_last, dtype)
         return bank
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return _Collect.apply(grads[0], *ctx.saved_tensors, *ctx.rest), None, None, None, None, None
+        return _Collect.apply(grads[0], *ctx.saved_tensors, *ctx.rest), None, None, None, None, None, None
 
 
 class _Collect(torch.autograd.Function):
@@ -54,48 +62,47 @@ class _Collect(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, bank: Tensor, table: Tensor, inverse: Tensor, cells: int, channels_last: bool, dtype: torch.dtype
+        ctx: Any, bank: Tensor, table: Tensor, inverse: Tensor, cells: int, groups: int, channels_last: bool, dtype: torch.dtype
     ) -> Tensor:
         ctx.save_for_backward(table, inverse)
-        ctx.rest = cells, channels_last, bank.dtype
+        ctx.rest = cells, groups, channels_last, bank.dtype
         run: Any = _collect if torch.compiler.is_compiling() else torch.ops.gcnn.collect
-        weight: Tensor = run(bank, table, inverse, cells, channels_last, dtype)
+        weight: Tensor = run(bank, table, inverse, cells, groups, channels_last, dtype)
         return weight
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return _Expand.apply(grads[0], *ctx.saved_tensors, *ctx.rest), None, None, None, None, None
+        return _Expand.apply(grads[0], *ctx.saved_tensors, *ctx.rest), None, None, None, None, None, None
 
 
-def _expand(weight: Tensor, table: Tensor, inverse: Tensor, cells: int, channels_last: bool, dtype: torch.dtype) -> Tensor:
-    weight = weight.to(dtype)
+def _expand(
+    weight: Tensor, table: Tensor, inverse: Tensor, cells: int, groups: int, channels_last: bool, dtype: torch.dtype
+) -> Tensor:
+    rows = weight.to(dtype).transpose(1, 2)  # (K_out, Q, K_in)
     if table.shape[1] != inverse.shape[1]:
-        weight = F.pad(weight, (0, 1))  # the last number, 0, fills the cells outside the support
-    k_out, k_in, q = weight.shape
-    first = torch.arange(0, k_in * q, q, device=weight.device)  # (K_in,): where each channel's numbers begin
-    places = table[:, None]  # (S, 1, S_in n^d)
-    if channels_last:
-        places = table.unflatten(1, (-1, cells)).transpose(1, 2).reshape(table.shape[0] * cells, 1, -1)  # (S n^d, 1, S_in)
-    index = places + first[:, None]  # (S, K_in, S_in n^d) or (S n^d, K_in, S_in)
-    bank = weight.flatten(1).index_select(1, index.flatten())
-    if channels_last:
-        return bank.reshape(k_out * table.shape[0], cells, -1).transpose(1, 2)
-    return bank.reshape(k_out * table.shape[0], -1, cells)
+        rows = F.pad(rows, (0, 0, 0, 1))  # a last row of zeros fills the cells outside the support
+    k_out, q, k_in = rows.shape
+    first = torch.arange(0, k_out * q, q, device=weight.device).view(groups, 1, -1, 1)  # where each filter's rows begin
+    places = table.unflatten(1, (-1, cells)).transpose(1, 2).flatten(1)  # (S, n^d S_in)
+    index = first + places[:, None]  # (groups, S, K_out / groups, n^d S_in)
+    bank = rows.reshape(-1, k_in).index_select(0, index.flatten()).view(index.shape[1] * k_out, cells, -1)
+    return bank.transpose(1, 2) if channels_last else bank.transpose(1, 2).contiguous()  # (S K_out, S_in K_in, n^d)
 
 
-def _collect(bank: Tensor, table: Tensor, inverse: Tensor, cells: int, channels_last: bool, dtype: torch.dtype) -> Tensor:
+def _collect(
+    bank: Tensor, table: Tensor, inverse: Tensor, cells: int, groups: int, channels_last: bool, dtype: torch.dtype
+) -> Tensor:
     (s, q), s_in = inverse.shape, table.shape[1] // cells
-    k_in = bank.shape[1] // s_in
-    coset, cell = inverse // cells, inverse % cells  # (S, Q)
-    element, channel = torch.arange(s, device=bank.device)[:, None, None], torch.arange(k_in, device=bank.device)[:, None]
-    if channels_last:
-        index = ((element * cells + cell[:, None]) * k_in + channel) * s_in + coset[:, None]  # (S, K_in, Q)
-        bank = bank.transpose(1, 2)
-    else:
-        index = ((element * k_in + channel) * s_in + coset[:, None]) * cells + cell[:, None]
-    copies = bank.reshape(bank.shape[0] // s, -1).index_select(1, index.flatten())
+    k_out, k_in = bank.shape[0] // s, bank.shape[1] // s_in
+    places = inverse % cells * s_in + inverse // cells  # (S, Q): the cell of each number, in the order (n^d, S_in)
+    element = torch.arange(s, device=bank.device)[:, None, None]
+    filters = torch.arange(k_out, device=bank.device).view(groups, 1, -1, 1)
+    size = k_out // groups
+    first = (filters // size * s + element) * size + filters % size  # (groups, S, K_out / groups, 1): rows of the bank
+    index = (first * (cells * s_in) + places[:, None]).transpose(0, 1)  # (S, groups, K_out / groups, Q)
+    copies = bank.transpose(1, 2).reshape(-1, k_in).index_select(0, index.flatten())
     wide = torch.promote_types(dtype, torch.float32)
-    return copies.unflatten(1, (s, k_in, q)).sum(1, dtype=wide).to(dtype)  # (K_out, K_in, Q)
+    return copies.view(s, k_out, q, k_in).sum(0, dtype=wide).to(dtype).transpose(1, 2).contiguous()  # (K_out, K_in, Q)
 
 
 for _key in ("CPU", "CUDA", "MPS", "Meta"):

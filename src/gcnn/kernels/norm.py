@@ -1,6 +1,6 @@
 """Batch normalisation tied over the group at the price of the planar one: per-plane statistics, pooled over S (paper, 6.1).
 
-Planes (N, K S, *X) keep their memory format, and every pass over them is one of torch's own for planar networks; what is tied
+Planes (N, S K, *X) keep their memory format, and every pass over them is one of torch's own for planar networks; what is tied
 happens on few numbers. Where the channels lie last in memory, the last axis of space is counted among them: sums are then
 shorter, so exacter, and torch makes them in half the time. The layer is `gcnn.nn.GBatchNorm`.
 """
@@ -13,19 +13,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gcnn.layout import from_planes, spread, to_planes
+
 
 def tied_batch_norm(planes: Tensor, elements: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, ...]:
-    """Planes (N, K S, *X) normalised by the statistics of each G-feature map; those too: mean (K,) and variance (K,), biased.
+    """Planes (N, S K, *X) normalised by the statistics of each G-feature map; those too: mean (K,) and variance (K,), biased.
 
     The statistics have no gradient of their own. Differentiable twice, but not by torch.func.
     """
     found: tuple[Tensor, ...] = _TiedNorm.apply(planes, elements, weight, bias, eps)
     return found
-
-
-def spread(elements: int, *numbers: Tensor | None) -> tuple[Any, ...]:
-    """Each number of a G-feature map repeated for its S planes, (K,) to (K S,)."""
-    return tuple(None if n is None else n[:, None].expand(-1, elements).reshape(-1) for n in numbers)
 
 
 class _TiedNorm(torch.autograd.Function):
@@ -37,11 +34,11 @@ class _TiedNorm(torch.autograd.Function):
         fine = torch.promote_types(x.dtype, torch.float32)
         running = torch.zeros(2, rows.shape[1], dtype=fine, device=x.device)  # torch takes the dtype of its sums from these
         found: Any = torch.batch_norm_update_stats(rows, running[0], running[1], 0.0)
-        means, variances = (t.view(-1, x.shape[1] // elements, elements) for t in found)  # (X, K, S)
-        mean = means.mean((0, 2))  # (K,)
-        var = variances.mean((0, 2)) + (means - mean[:, None]).square().mean((0, 2))
-        scales, shifts, plane_mean, plane_var = spread(elements, weight, bias, mean, var)
-        y = F.batch_norm(x, plane_mean, plane_var, scales, shifts, eps=eps)
+        means, variances = (t.view(-1, x.shape[1] // elements) for t in found)  # (S or W S, K)
+        mean = means.mean(0)  # (K,)
+        var = variances.mean(0) + (means - mean).square().mean(0)
+        planar = [spread(n, elements) for n in (mean, var, weight, bias)]
+        y = F.batch_norm(x, planar[0], planar[1], planar[2], planar[3], eps=eps)
         ctx.save_for_backward(x, weight, mean, var)
         ctx.rest = elements, eps, bias is not None
         ctx.mark_non_differentiable(mean, var)
@@ -65,18 +62,18 @@ def _fast_gradient(
     if dy.stride() != x.stride():
         dy = torch.empty_like(x).copy_(dy)
     rows, drows = _rows(x), _rows(dy)
-    means, variances = (n.repeat(rows.shape[1] // x.shape[1]) for n in spread(elements, mean, var))
+    means, variances = (n.repeat(rows.shape[1] // n.numel()) for n in (mean, var))
     ones = torch.ones_like(means)
     _, slopes, totals = torch.ops.aten.native_batch_norm_backward(
         drows, rows, ones, means, variances, None, None, False, eps, [False, True, True]
     )
-    slope, total = (t.view(-1, x.shape[1] // elements, elements).sum((0, 2)) for t in (slopes, totals))  # (K,): of dy x^, of dy
+    slope, total = (t.view(-1, mean.numel()).sum(0) for t in (slopes, totals))  # (K,): of dy x^, of dy
     inverse = (var + eps).rsqrt()
     scale = inverse if weight is None else inverse * weight
     tilt = scale * inverse * slope / -(x.numel() // mean.numel())
     shift = scale * total / -(x.numel() // mean.numel()) - tilt * mean
     channel = (-1, *(1,) * (x.ndim - 2))
-    a, b, c = (n.view(channel) for n in spread(elements, scale, tilt, shift))
+    a, b, c = (n.repeat(elements).view(channel) for n in (scale, tilt, shift))
     fine = torch.promote_types(x.dtype, torch.float32)
     dx = torch.addcmul(c, x.to(fine), b).addcmul_(dy.to(fine), a)
     return dx.to(x.dtype), slope, total
@@ -85,7 +82,7 @@ def _fast_gradient(
 def _gradient(dy: Tensor, x: Tensor, elements: int, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """The same by operations that can be differentiated again."""
     fine = torch.promote_types(x.dtype, torch.float32)
-    dy, maps = (t.to(fine).unflatten(1, (-1, elements)) for t in (dy, x))  # (N, K, S, *X)
+    dy, maps = (from_planes(t.to(fine), elements) for t in (dy, x))  # (N, K, S, *X)
     over = [i for i in range(maps.ndim) if i != 1]
     var, mean = torch.var_mean(maps, over, correction=0, keepdim=True)
     inverse = (var + eps).rsqrt()
@@ -93,12 +90,12 @@ def _gradient(dy: Tensor, x: Tensor, elements: int, weight: Tensor | None, eps: 
     slope, total = (dy * normal).sum(over), dy.sum(over)
     scale = inverse if weight is None else inverse * weight.view_as(mean)
     dx = scale * (dy - dy.mean(over, keepdim=True) - normal * (dy * normal).mean(over, keepdim=True))
-    return dx.flatten(1, 2).to(x.dtype), slope, total
+    return to_planes(dx, x.ndim - 2).to(x.dtype), slope, total
 
 
 def _rows(planes: Tensor) -> Tensor:
-    """Planes whose channels lie last in memory, as (N, W K S, rows, 1), W the last axis of space; others as they are."""
-    last = planes.movedim(1, -1)  # (N, *X, K S)
+    """Planes whose channels lie last in memory, as (N, W S K, rows, 1), W the last axis of space; others as they are."""
+    last = planes.movedim(1, -1)  # (N, *X, S K)
     if not last.is_contiguous():
         return planes
     return last.reshape(planes.shape[0], -1, planes.shape[-1] * planes.shape[1]).transpose(1, 2)[..., None]

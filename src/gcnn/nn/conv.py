@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gcnn.checks import Size, as_tuple, shape_text
-from gcnn.functional import fast_form, planar_bias, planar_gcorr, planar_gcorr_transpose, transform_filter
+from gcnn.functional import planar_gcorr, planar_gcorr_transpose, transform_filter
 from gcnn.groups import Group, Subgroup
 from gcnn.indices import index_table
+from gcnn.layout import fast_form, spread
 from gcnn.nn.module import Device, GModule, check_group, checked_axes, naming
 from gcnn.pooling import on_planes
 
@@ -96,16 +97,17 @@ class _Filters(GModule):
         self._place_tables()
 
     def _bank(self, x: Tensor | None = None) -> Tensor:
-        """The planar bank (K_out S, K_in S_in, *n) of the present weight, in the form that is fast for `x`."""
+        """The planar bank (S K_out, S_in K_in, *n) of the present weight, in the form that is fast for `x`."""
         weight, tables = self.weight, (self.table, self.inverse)
         if self.table.device != weight.device:  # functional_call and replicas bring weights from elsewhere
             tables = self._tables_on(weight.device)
-        form = () if x is None else fast_form(self.group, x, weight)
-        return transform_filter(self.group, weight, self.kernel_size, self.stabilizer, tables, *form)
+        form = () if x is None else fast_form(self.group.dim, x, weight)
+        return transform_filter(self.group, weight, self.kernel_size, self.stabilizer, tables, self.groups, *form)
 
     def filters(self) -> Tensor:
         """The filters under every element, F+ of section 7.1: (K_out, S, K_in / groups, S_in, *n), zero outside the support."""
-        return self._bank().unflatten(1, (-1, self.cosets)).unflatten(0, (-1, self.group.order)).detach()
+        bank = self._bank().detach().unflatten(1, (self.cosets, -1)).unflatten(0, (self.groups, self.group.order, -1))
+        return bank.movedim(1, 2).flatten(0, 1).transpose(2, 3)
 
     def _label(self) -> str:
         return f"{type(self).__name__}({self.group}, {self.in_channels} -> {self.out_channels})"
@@ -339,5 +341,5 @@ class GLinear(_Filters):
                 f"{self._label()}: expected input (..., {self.in_channels}, {self.group.order}), got {tuple(x.shape)}; "
                 "take a mean or maximum over space first, and maps over cosets to the group by GConv(stabilizer=...)"
             )
-        y = F.linear(x.flatten(-2), self._bank().flatten(1), planar_bias(self.group, self.bias))  # (..., K_out S)
-        return y.unflatten(-1, (self.out_channels, self.group.order))
+        y = F.linear(x.mT.flatten(-2), self._bank().flatten(1), spread(self.bias, self.group.order))  # (..., S K_out)
+        return y.unflatten(-1, (self.group.order, self.out_channels)).mT

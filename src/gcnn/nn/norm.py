@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from gcnn.checks import shape_text
 from gcnn.groups import Group
 from gcnn.kernels.expand import transformed
-from gcnn.kernels.norm import spread, tied_batch_norm
+from gcnn.kernels.norm import tied_batch_norm
 from gcnn.lattice import domain_mask, mask_outside
+from gcnn.layout import from_planes, spread, to_planes
 from gcnn.nn.module import Device, GModule, check_group
 
 
@@ -64,7 +65,7 @@ class GBatchNorm(nn.modules.batchnorm._BatchNorm):
 
     def _normalise_planes(self, x: Tensor, hexagonal: bool, by_batch: bool) -> Tensor:
         """A map (N, K, S, *X) plane by plane, in the memory format that it has."""
-        planes, elements = x.flatten(1, 2), x.shape[2]  # (N, K S, *X)
+        planes, elements = to_planes(x, self.group.dim), x.shape[2]  # (N, S K, *X)
         if by_batch:
             if torch.compiler.is_compiling():
                 return self._normalise(x, hexagonal)
@@ -77,10 +78,9 @@ class GBatchNorm(nn.modules.batchnorm._BatchNorm):
                 )
             y, mean, var = tied_batch_norm(planes, elements, self.weight, self.bias, self.eps)
             self._follow(mean, var * (count / (count - 1)))
-            return y.unflatten(1, x.shape[1:3])
-        mean, var, weight, bias = spread(elements, self.running_mean, self.running_var, self.weight, self.bias)
-        y = F.batch_norm(planes, mean, var, weight, bias, eps=self.eps)
-        y = y.unflatten(1, x.shape[1:3])
+            return from_planes(y, elements)
+        numbers = [spread(n, elements) for n in (self.running_mean, self.running_var, self.weight, self.bias)]
+        y = from_planes(F.batch_norm(planes, numbers[0], numbers[1], numbers[2], numbers[3], eps=self.eps), elements)
         return mask_outside(self.group, y) if hexagonal else y
 
     def _follow(self, mean: Tensor, unbiased: Tensor) -> None:

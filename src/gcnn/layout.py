@@ -1,0 +1,42 @@
+"""How maps lie in memory. A planar convolution sees a map (N, K, S, *X) as planes (N, S K, *X), element by element.
+
+On the way between our layers both directions are views: planes that lie with their channels last have the memory order
+(N, *X, S, K), in which filters, norms and sums over the group all work on runs of K numbers. A map that a user made in the
+order (N, K, S, *X) is copied once.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def to_planes(x: Tensor, dim: int, groups: int = 1) -> Tensor:
+    """A map (N, K, S, *X) as planes (N, S K, *X), for a grouped convolution group by group; an image (N, K, *X) as it is."""
+    if x.ndim == dim + 2:
+        return x
+    if groups == 1:
+        return x.transpose(1, 2).flatten(1, 2)
+    return x.unflatten(1, (groups, -1)).transpose(2, 3).flatten(1, 3)
+
+
+def from_planes(planes: Tensor, elements: int, groups: int = 1) -> Tensor:
+    """Planes (N, S K, *X) as a map (N, K, S, *X)."""
+    if groups == 1:
+        return planes.unflatten(1, (elements, -1)).transpose(1, 2)
+    return planes.unflatten(1, (groups, elements, -1)).transpose(2, 3).flatten(1, 2)
+
+
+def spread(numbers: Tensor | None, elements: int, groups: int = 1) -> Tensor | None:
+    """One number a G-feature map, repeated for each of its planes: (K,) to (S K,)."""
+    if numbers is None or elements == 1:
+        return numbers
+    return numbers.view(groups, 1, -1).expand(-1, elements, -1).reshape(-1)
+
+
+def fast_form(dim: int, x: Tensor, weight: Tensor) -> tuple[bool, torch.dtype]:
+    """How planar convolutions of `x` are fastest: whether with channels last, and in which dtype autocast wants the filters."""
+    kind, dtype = x.device.type, weight.dtype
+    if kind in ("cpu", "cuda", "mps", "xpu") and torch.is_autocast_enabled(kind) and dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(kind)
+    return kind == "cpu" and dim > 1, dtype
