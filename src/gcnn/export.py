@@ -1,0 +1,308 @@
+"""`planar(model)`: a network of this package as plain torch modules with folded banks, for serving (paper, section 7).
+
+The network is traced by torch.fx and rebuilt on planes (N, S K, *X): convolutions with the expanded banks, norms and pools of
+torch.nn, sums over the group as functions. What comes out needs nothing of this package to load or run.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from gcnn.layout import spread
+from gcnn.nn import (
+    CosetPool,
+    GAdaptiveAvgPool,
+    GAvgPool,
+    GBatchNorm,
+    GConv,
+    GConvTranspose,
+    GLinear,
+    GMaxPool,
+    GUpsample,
+    LiftConv,
+)
+from gcnn.nn.module import GModule
+
+__all__ = ["planar"]
+
+POINTWISE_MODULES = (
+    *(
+        nn.Identity,
+        nn.ReLU,
+        nn.ReLU6,
+        nn.LeakyReLU,
+        nn.ELU,
+        nn.CELU,
+        nn.SELU,
+        nn.GELU,
+        nn.SiLU,
+        nn.Mish,
+        nn.Hardswish,
+        nn.Hardtanh,
+    ),
+    *(nn.Hardtanh, nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Hardsigmoid, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
+)
+POINTWISE_FUNCTIONS = {
+    *(F.relu, F.leaky_relu, F.elu, F.gelu, F.silu, F.mish, F.hardswish, F.softplus, F.dropout, F.dropout2d, F.dropout3d),
+    *(torch.relu, torch.sigmoid, torch.tanh, torch.add, torch.sub, torch.mul),
+    *(operator.add, operator.sub, operator.mul, operator.iadd, operator.isub, operator.imul, operator.neg),
+}
+POINTWISE_METHODS = {"relu", "relu_", "sigmoid", "tanh", "add", "add_", "sub", "mul", "mul_", "contiguous", "clone"}
+
+
+def planar(model: nn.Module) -> fx.GraphModule:
+    """The same network, in eval mode, as plain nn.Conv, nn.BatchNorm, nn.Linear ...: same inputs, same outputs within rounding.
+
+    Takes networks that torch.fx can trace, on box lattices. The result is a copy; it does not follow further training.
+
+    >>> from gcnn.models import build
+    >>> net = build("p4cnn").eval()
+    >>> fast, x = planar(net), torch.rand(2, 1, 28, 28)
+    >>> torch.allclose(net(x), fast(x), atol=1e-5)
+    True
+    >>> sorted({type(m).__name__ for m in fast.modules() if not list(m.children())})
+    ['BatchNorm2d', 'Conv2d', 'MaxPool2d', 'ReLU']
+    """
+    was_training = model.training
+    try:
+        model.eval()
+        graph = _Tracer().trace(model)
+    except (torch.fx.proxy.TraceError, TypeError) as error:
+        raise ValueError(f"planar: torch.fx cannot trace {type(model).__name__} ({error}); take its parts one by one") from error
+    finally:
+        model.train(was_training)
+    with torch.no_grad():
+        return _Planar(model, graph).build()
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, GModule | GBatchNorm) or super().is_leaf_module(m, module_qualified_name)
+
+
+class _Value(NamedTuple):
+    """A node of the new graph: a tensor as it was, or the planes (N, S K, *X) of a map with that many elements."""
+
+    node: Any
+    elements: int | None = None
+
+
+class _Planar:
+    """Rebuilds a traced graph node by node; maps stay planes until something else than a pointwise function asks for them."""
+
+    def __init__(self, model: nn.Module, graph: fx.Graph) -> None:
+        self.model, self.old, self.graph = model, graph, fx.Graph()
+        self.root = nn.Module()
+        self.values: dict[fx.Node, _Value] = {}
+
+    def build(self) -> fx.GraphModule:
+        for node in self.old.nodes:
+            handle: Callable[[fx.Node], Any] = getattr(self, f"_{node.op}")
+            found = handle(node)
+            self.values[node] = found if isinstance(found, _Value) else _Value(found)
+        self.graph.lint()
+        made = fx.GraphModule(self.root, self.graph).eval()
+        formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+        for p in made.parameters():
+            if p.device.type == "cpu" and p.ndim in formats:
+                p.data = p.data.contiguous(memory_format=formats[p.ndim])
+        return made
+
+    # --- nodes by kind ---------------------------------------------------------------------------------------------------------
+
+    def _placeholder(self, node: fx.Node) -> Any:
+        return self.graph.node_copy(node)
+
+    def _get_attr(self, node: fx.Node) -> Any:
+        value: Any = self.model
+        for part in str(node.target).split("."):
+            value = getattr(value, part)
+        name = str(node.target).replace(".", "_")
+        self.root.register_buffer(name, value.detach().clone())
+        return self.graph.get_attr(name)
+
+    def _output(self, node: fx.Node) -> Any:
+        return self.graph.output(fx.map_arg(node.args[0], self._map))
+
+    def _call_function(self, node: fx.Node) -> Any:
+        if node.target is torch.cat and self._shared(node) is not None:
+            tensors, dim = (*node.args, node.kwargs.get("dim", 0))[:2]
+            if dim == 1:  # of the K of each element
+                elements = self._shared(node)
+                parts = [self._call("unflatten", self._value(t).node, 1, (elements, -1)) for t in tensors]  # type: ignore[union-attr]
+                joined = self.graph.call_function(torch.cat, (parts, 2))
+                return _Value(self._call("flatten", joined, 1, 2), elements)
+        return self._copied(node, node.target in POINTWISE_FUNCTIONS)
+
+    def _call_method(self, node: fx.Node) -> Any:
+        return self._copied(node, node.target in POINTWISE_METHODS)
+
+    def _copied(self, node: fx.Node, pointwise: bool) -> Any:
+        """The node again: on planes if it works number by number and all its maps are of one kind, else on maps."""
+        elements = self._shared(node) if pointwise else None
+        if elements is not None:
+            return _Value(self.graph.node_copy(node, lambda n: self._value(n).node), elements)
+        return self.graph.node_copy(node, self._map)
+
+    def _call_module(self, node: fx.Node) -> Any:
+        name = str(node.target)
+        module = self.model.get_submodule(name)
+        x = self._value(node.args[0] if node.args else next(iter(node.kwargs.values())))
+        if isinstance(module, GModule | GBatchNorm):
+            group = module.group
+            if not group.fills_box:
+                raise ValueError(f"planar: {name} ({module}) lives on a hexagonal lattice, which has no planar form yet")
+            for kind, handle in self._layers.items():
+                if isinstance(module, kind):
+                    return handle(self, name, module, x)
+            raise ValueError(f"planar: {name} ({module}) has no planar form yet; keep it outside and export the parts around it")
+        kept = x.elements if isinstance(module, POINTWISE_MODULES) else None
+        if isinstance(module, nn.PReLU) and x.elements is not None:
+            kept, weight = x.elements, module.weight
+            module = nn.PReLU(weight.numel() * (1 if weight.numel() == 1 else kept))
+            module.weight.data = weight.detach().repeat(module.num_parameters // weight.numel())
+        return _Value(self._insert(name, module, x.node if kept is not None else self._map(x)), kept)
+
+    # --- layers ----------------------------------------------------------------------------------------------------------------
+
+    def _conv(self, name: str, module: GConv | GConvTranspose, x: _Value) -> _Value:
+        group, groups = module.group, module.groups
+        planes = x.node if module.on_plane else self._planes(x, module.cosets, groups)
+        bank = module._bank()
+        if isinstance(module, GConvTranspose):
+            kind: Any = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)[group.dim - 1]
+            options: dict[str, Any] = {}
+        else:
+            kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[group.dim - 1]
+            options = {"padding_mode": module.padding_mode}
+        made = kind(
+            module.in_channels * module.cosets,
+            module.out_channels * group.order,
+            module.kernel_size,
+            stride=module.stride,
+            padding=module.padding,
+            dilation=module.dilation,
+            groups=groups,
+            bias=module.bias is not None,
+            device="meta",
+            **options,
+        )
+        made.weight = nn.Parameter(bank.detach().clone())
+        if module.bias is not None:
+            made.bias = nn.Parameter(_plain(spread(module.bias, group.order, groups)))
+        y = self._insert(name, made, planes)
+        if groups == 1:
+            return _Value(y, group.order)
+        maps = self._call("transpose", self._call("unflatten", y, 1, (groups, group.order, -1)), 2, 3)
+        return _Value(self._call("flatten", maps, 1, 2))
+
+    def _linear(self, name: str, module: GLinear, x: _Value) -> _Value:
+        order = module.group.order
+        made = nn.Linear(module.in_channels * order, module.out_channels * order, module.bias is not None, device="meta")
+        made.weight = nn.Parameter(module._bank().flatten(1).detach().clone())
+        if module.bias is not None:
+            made.bias = nn.Parameter(_plain(spread(module.bias, order)))
+        flat = self._call("flatten", self._call("transpose", self._map(x), -2, -1), -2)
+        y = self._insert(name, made, flat)
+        return _Value(self._call("transpose", self._call("unflatten", y, -1, (order, module.out_channels)), -2, -1))
+
+    def _norm(self, name: str, module: GBatchNorm, x: _Value) -> _Value:
+        if module.running_mean is None or module.running_var is None:
+            raise ValueError(f"planar: {name} ({module}) has no running statistics to fold: set track_running_stats")
+        elements = x.elements or 1
+        kind: Any = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[module.group.dim - 1]
+        made = kind(module.num_features * elements, module.eps, affine=module.affine)
+        made.running_mean, made.running_var = (_plain(spread(n, elements)) for n in (module.running_mean, module.running_var))
+        if module.affine:
+            made.weight.data, made.bias.data = (_plain(spread(n, elements)) for n in (module.weight, module.bias))
+        return _Value(self._insert(name, made, x.node), x.elements)
+
+    def _pool(self, name: str, module: GModule, x: _Value) -> _Value:
+        at, made = module.group.dim - 1, nn.Module()
+        if isinstance(module, GMaxPool):
+            kind: Any = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)[at]
+            made = kind(module.kernel_size, module.stride, module.padding, module.dilation)
+        elif isinstance(module, GAvgPool):
+            kind = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)[at]
+            made = kind(module.kernel_size, module.stride, module.padding, count_include_pad=module.count_include_pad)
+        elif isinstance(module, GAdaptiveAvgPool):
+            kind = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)[at]
+            made = kind(module.output_size if at else module.output_size[0])
+        elif isinstance(module, GUpsample):
+            mode = module.mode if module.mode == "nearest" else ("linear", "bilinear", "trilinear")[at]
+            factor: Any = None if module.scale_factor is None else tuple(float(k) for k in module.scale_factor)
+            made = nn.Upsample(module.size, factor, mode, module.align_corners)
+        return _Value(self._insert(name, made, x.node), x.elements)
+
+    def _coset_pool(self, name: str, module: CosetPool, x: _Value) -> _Value:
+        reduce = "amax" if module.reduce == "max" else "mean"
+        if x.elements is None:  # (N, K, S), or a map that something else made
+            x = _Value(self._planes(x, module.group.order), module.group.order)
+        by_element = self._call("unflatten", x.node, 1, (x.elements, -1))  # (N, S, K, *X)
+        if module._members is None or len(module._members) == 1:
+            return _Value(self._call(reduce, by_element, 1))
+        index = f"{name.replace('.', '_')}_members"
+        self.root.register_buffer(index, torch.tensor(module._members).flatten())
+        sorted_ = self._call("index_select", by_element, 1, self.graph.get_attr(index))
+        cosets = self._call("unflatten", sorted_, 1, (len(module._members), -1))  # (N, S/|H|, |H|, K, *X)
+        return _Value(self._call("flatten", self._call(reduce, cosets, 2), 1, 2), len(module._members))
+
+    _layers: ClassVar[dict[type, Callable[..., _Value]]] = {
+        GLinear: _linear,
+        LiftConv: _conv,
+        GConv: _conv,
+        GConvTranspose: _conv,
+        GBatchNorm: _norm,
+        **dict.fromkeys((GMaxPool, GAvgPool, GAdaptiveAvgPool, GUpsample), _pool),
+        CosetPool: _coset_pool,
+    }
+
+    # --- the new graph ---------------------------------------------------------------------------------------------------------
+
+    def _value(self, node: Any) -> _Value:
+        return self.values[node] if isinstance(node, fx.Node) else _Value(node)
+
+    def _shared(self, node: fx.Node) -> int | None:
+        """The number of elements of all its inputs, if they are planes of one kind."""
+        kinds = {self._value(n).elements for n in node.all_input_nodes}
+        return kinds.pop() if len(kinds) == 1 else None
+
+    def _map(self, value: Any) -> Any:
+        """As a map (N, K, S, *X): a view."""
+        value = value if isinstance(value, _Value) else self._value(value)
+        if value.elements is None:
+            return value.node
+        return self._call("transpose", self._call("unflatten", value.node, 1, (value.elements, -1)), 1, 2)
+
+    def _planes(self, value: _Value, elements: int, groups: int = 1) -> Any:
+        """As planes (N, S K, *X), for a grouped convolution group by group."""
+        if value.elements == elements and groups == 1:
+            return value.node
+        x = self._map(value)
+        if groups == 1:
+            return self._call("flatten", self._call("transpose", x, 1, 2), 1, 2)
+        return self._call("flatten", self._call("transpose", self._call("unflatten", x, 1, (groups, -1)), 2, 3), 1, 3)
+
+    def _call(self, method: str, *args: Any) -> fx.Node:
+        return self.graph.call_method(method, args)
+
+    def _insert(self, name: str, module: nn.Module, x: Any) -> fx.Node:
+        place = self.root
+        *path, last = name.split(".")
+        for part in path:
+            if not hasattr(place, part):
+                place.add_module(part, nn.Module())
+            place = getattr(place, part)
+        place.add_module(last, module)
+        return self.graph.call_module(name, (x,))
+
+
+def _plain(numbers: Tensor | None) -> Tensor:
+    assert numbers is not None
+    return numbers.detach().clone()

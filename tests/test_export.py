@@ -1,0 +1,128 @@
+"""Networks as plain torch modules: the same numbers, and nothing of this package left in them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from common import image
+from gcnn import GROUPS, Group, p4, p4m, p6
+from gcnn.export import planar
+from gcnn.models import build
+from gcnn.nn import (
+    CosetPool,
+    GAdaptiveAvgPool,
+    GAvgPool,
+    GBatchNorm,
+    GConv,
+    GConvTranspose,
+    GLayerNorm,
+    GLinear,
+    GMaxPool,
+    GUpsample,
+    LiftConv,
+)
+
+BOXES = [g for g in GROUPS.values() if g.fills_box]
+
+
+class Network(nn.Module):
+    """Layers of every kind with what users write between them."""
+
+    def __init__(self, group: Group) -> None:
+        super().__init__()
+        half = group.subgroups()[-2] if len(group.subgroups()) > 1 else (0,)
+        self.lift = LiftConv(group, 2, 4, 3, padding=1, padding_mode="circular")
+        self.norm, self.prelu, self.drop = GBatchNorm(group, 4), nn.PReLU(4), nn.Dropout(0.5)
+        self.grouped = GConv(group, 4, 4, 3, padding=1, groups=2)
+        self.strided = GConv(group, 8, 6, 3, stride=2, padding=1, dilation=1, bias=False)
+        self.pool, self.up = GMaxPool(group, 3, 1, 1), GUpsample(group, scale_factor=2)
+        self.back = GConvTranspose(group, 6, 4, 3, padding=1)
+        self.cosets = CosetPool(group, half, "mean")
+        self.from_cosets = GConv(group, 4, 3, 1, stabilizer=half)
+        self.mean, self.average = GAdaptiveAvgPool(group, 1), GAvgPool(group, 3, 1, 1)
+        self.linear, self.coset_pool, self.head = GLinear(group, 3, 5), CosetPool(group), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.drop(self.prelu(self.norm(self.lift(x)))))
+        x = torch.cat([x, self.grouped(x)], 1)
+        x = self.up(self.pool(self.strided(x))) * 2
+        x = self.cosets(self.back(x).relu())
+        x = self.mean(self.average(self.from_cosets(x))).flatten(3).squeeze(-1)  # (N, 3, S)
+        y: Tensor = self.head(self.coset_pool(self.linear(x)))
+        return y
+
+
+@pytest.mark.parametrize("group", BOXES, ids=str)
+def test_planar_networks_compute_the_same(group: Group) -> None:
+    torch.manual_seed(0)
+    net = Network(group).double()
+    x = image(group).double()
+    for _ in range(3):
+        net(x)  # running statistics to fold
+    net.eval()
+    before = net(x)
+    made = planar(net)
+    torch.testing.assert_close(made(x), before, rtol=1e-12, atol=1e-12)
+    assert not [m for m in made.modules() if type(m).__module__.startswith("gcnn")]
+    assert all(type(m).__module__.startswith(("torch.nn", "torch.fx")) for m in made.modules())
+
+
+@pytest.mark.parametrize("name", ["z2cnn", "p4cnn", "p4cnn-rotpool", "digit-resnet", "resnet44"])
+def test_planar_models(name: str) -> None:
+    torch.manual_seed(0)
+    net = build(name)
+    x = torch.randn(2, *((3, 32, 32) if name == "resnet44" else (1, 28, 28)))
+    net(x)
+    training = planar(net)(x)  # a network in training is exported as it would answer
+    assert net.training
+    torch.testing.assert_close(training, net.eval()(x), rtol=1e-5, atol=1e-6)
+
+
+def test_a_planar_network_loads_without_this_package(tmp_path: Path) -> None:
+    net, x = build("p4cnn").eval(), torch.randn(2, 1, 28, 28)
+    torch.save((planar(net), x, net(x)), tmp_path / "net.pt")
+    script = """
+import sys
+sys.modules["gcnn"] = None
+import torch
+net, x, y = torch.load(sys.argv[1], weights_only=False)
+torch.testing.assert_close(net(x), y)
+"""
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "net.pt")], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_planar_networks_are_traced_and_exported_further() -> None:
+    made, x = planar(build("p4cnn").eval()), torch.randn(2, 1, 28, 28)
+    torch.testing.assert_close(torch.export.export(made, (x,)).module()(x), made(x))
+    torch.testing.assert_close(torch.jit.trace(made, x)(x), made(x))
+
+
+class Branching(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x if x.sum() > 0 else -x
+
+
+@pytest.mark.parametrize(
+    ("net", "message"),
+    [
+        (nn.Sequential(LiftConv(p6, 1, 2, 3)), r"planar: 0 \(LiftConv.*lives on a hexagonal lattice"),
+        (
+            nn.Sequential(LiftConv(p4, 1, 2, 3), GLayerNorm(p4, 2)),
+            r"planar: 1 \(GLayerNorm.* has no planar form yet",
+        ),
+        (nn.Sequential(GBatchNorm(p4m, 2, track_running_stats=False)), r"has no running statistics to fold"),
+        (Branching(), r"torch.fx cannot trace Branching"),
+    ],
+)
+def test_what_has_no_planar_form_says_so(net: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        planar(net)
