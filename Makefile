@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types format clean
+.PHONY: demo test lint types format bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/gcnn demo --out out/demo
@@ -17,6 +17,9 @@ lint: $(VENV)/.installed
 
 types: $(VENV)/.installed
 	$(BIN)/mypy
+
+bench: $(VENV)/.installed
+	$(BIN)/python benchmarks/bench.py --quick
 
 format: $(VENV)/.installed
 	$(BIN)/ruff format .

@@ -164,12 +164,17 @@ def test_channels_last(group: Group) -> None:
 
 @pytest.mark.parametrize("group", [p4m, p6m, D3], ids=str)
 def test_maps_lie_with_their_channels_last_whatever_the_image_was(group: Group) -> None:
-    layers = [LiftConv(group, 2, 4, 3, padding=1), GBatchNorm(group, 4), nn.ReLU(), GConv(group, 4, 3, 3, padding=1)]
+    layers: list[nn.Module] = [
+        LiftConv(group, 1, 4, 3, padding=1),
+        GBatchNorm(group, 4),
+        nn.ReLU(),
+        GConv(group, 4, 3, 3, padding=1),
+    ]
     layers += [GBatchNorm(group, 3), GMaxPool(group, 3, 1, 1), GConvTranspose(group, 3, 3, 3)]
     layers += [GAvgPool(group, 3, 1, 1)] if group.dim == 2 else []  # torch's avg_pool3d always writes channels first
     last = torch.channels_last if group.dim == 2 else torch.channels_last_3d
     for training in (True, False):
-        x = torch.randn(2, 2, *(9,) * group.dim)
+        x = torch.randn(2, 1, *(9,) * group.dim)
         for layer in layers:
             x = layer.train(training)(x)
             planes = to_planes(x, group.dim)

@@ -69,6 +69,8 @@ def planar(model: nn.Module) -> fx.GraphModule:
     >>> sorted({type(m).__name__ for m in fast.modules() if not list(m.children())})
     ['BatchNorm2d', 'Conv2d', 'MaxPool2d', 'ReLU']
     """
+    if isinstance(model, GModule | GBatchNorm):  # one layer
+        model = nn.Sequential(model).train(model.training)
     was_training = model.training
     try:
         model.eval()

@@ -185,6 +185,8 @@ def transform_filter(
     if table.device != weight.device:  # a gather with an index on the meta device would return garbage
         raise ValueError(f"transform_filter: the weight is on {weight.device}, its tables are on {table.device}")
     bank = expand_filters(weight, table, inverse, math.prod(kernel_size), groups, channels_last, dtype or weight.dtype)
+    if channels_last:  # by way of (S K_out, *n, S_in K_in): with one channel, unflatten alone would make up other strides
+        return bank.mT.unflatten(1, tuple(kernel_size)).movedim(-1, 1)
     return bank.unflatten(2, tuple(kernel_size))  # (S K_out, S_in K_in, *n)
 
 

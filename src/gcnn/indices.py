@@ -67,7 +67,7 @@ def index_table(
     """The tables of the filter transformation, forth and back, for filters on the cosets G/K, K = `stabilizer`.
 
     A filter is stored as Q = S_in P numbers, coset by coset, P the number of taps in the support. It is expanded to
-    D = S_in n^d cells of a box. With S elements of the point group:
+    D = n^d S_in cells, the cosets of each place of a box side by side. With S elements of the point group:
 
     - table (S, D): where L_h takes its value for each cell, the place of h^-1 (s, u); Q for cells outside the support.
     - inverse (S, Q): which cell of L_h of the filter holds each stored number. This is the gradient's table.
@@ -75,7 +75,7 @@ def index_table(
     >>> from gcnn.groups import linem
     >>> table, inverse = index_table(linem, (3,))  # a reflection swaps the two elements and turns the taps around
     >>> table.tolist()
-    [[0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0]]
+    [[0, 3, 1, 4, 2, 5], [5, 2, 4, 1, 3, 0]]
     """
     mask = support(group, kernel_size)
     taps = doubled_coordinates(kernel_size)[mask]  # (P, d)
@@ -89,8 +89,8 @@ def index_table(
     moved = rank[places(images, kernel_size)]  # (S, P): which tap h^-1 u is
     stored = (cosets[:, :, None] * p + moved[:, None, :]).reshape(group.order, s_in * p)
 
-    table = np.full((group.order, s_in * cells), s_in * p)
-    filled = np.flatnonzero(np.tile(mask.ravel(), s_in))  # (Q,): the cell of each stored number under the identity
+    table = np.full((group.order, cells * s_in), s_in * p)
+    filled = (np.flatnonzero(mask.ravel()) * s_in + np.arange(s_in)[:, None]).ravel()  # (Q,): the cell of each stored number
     table[:, filled] = stored
     inverse = np.empty_like(stored)
     np.put_along_axis(inverse, stored, np.broadcast_to(filled, stored.shape), axis=1)

@@ -83,26 +83,21 @@ def _expand(
         rows = F.pad(rows, (0, 0, 0, 1))  # a last row of zeros fills the cells outside the support
     k_out, q, k_in = rows.shape
     first = torch.arange(0, k_out * q, q, device=weight.device).view(groups, 1, -1, 1)  # where each filter's rows begin
-    places = table.unflatten(1, (-1, cells)).transpose(1, 2).flatten(1)  # (S, n^d S_in)
-    index = first + places[:, None]  # (groups, S, K_out / groups, n^d S_in)
-    bank = rows.reshape(-1, k_in).index_select(0, index.flatten()).view(index.shape[1] * k_out, cells, -1)
+    index = first + table[:, None]  # (groups, S, K_out / groups, n^d S_in)
+    bank = rows.reshape(-1, k_in).index_select(0, index.flatten()).view(table.shape[0] * k_out, cells, -1)
     return bank.transpose(1, 2) if channels_last else bank.transpose(1, 2).contiguous()  # (S K_out, S_in K_in, n^d)
 
 
 def _collect(
     bank: Tensor, table: Tensor, inverse: Tensor, cells: int, groups: int, channels_last: bool, dtype: torch.dtype
 ) -> Tensor:
-    (s, q), s_in = inverse.shape, table.shape[1] // cells
-    k_out, k_in = bank.shape[0] // s, bank.shape[1] // s_in
-    places = inverse % cells * s_in + inverse // cells  # (S, Q): the cell of each number, in the order (n^d, S_in)
-    element = torch.arange(s, device=bank.device)[:, None, None]
-    filters = torch.arange(k_out, device=bank.device).view(groups, 1, -1, 1)
-    size = k_out // groups
-    first = (filters // size * s + element) * size + filters % size  # (groups, S, K_out / groups, 1): rows of the bank
-    index = (first * (cells * s_in) + places[:, None]).transpose(0, 1)  # (S, groups, K_out / groups, Q)
+    (s, q), d = inverse.shape, table.shape[1]
+    count, k_in = bank.shape[0], bank.shape[1] * cells // d
+    first = torch.arange(0, count * d, d, device=bank.device).view(groups, s, -1, 1)  # where each filter's cells begin
+    index = (first + inverse[:, None]).transpose(0, 1)  # (S, groups, K_out / groups, Q)
     copies = bank.transpose(1, 2).reshape(-1, k_in).index_select(0, index.flatten())
     wide = torch.promote_types(dtype, torch.float32)
-    return copies.view(s, k_out, q, k_in).sum(0, dtype=wide).to(dtype).transpose(1, 2).contiguous()  # (K_out, K_in, Q)
+    return copies.view(s, count // s, q, k_in).sum(0, dtype=wide).to(dtype).transpose(1, 2)  # (K_out, K_in, Q)
 
 
 for _key in ("CPU", "CUDA", "MPS", "Meta"):

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gcnn.layout import from_planes, spread, to_planes
+from gcnn.layout import from_planes, to_planes
 
 
 def tied_batch_norm(planes: Tensor, elements: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, ...]:
@@ -30,14 +30,17 @@ class _TiedNorm(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, elements: int, weight: Tensor | None, bias: Tensor | None, eps: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        rows = _rows(x)
-        fine = torch.promote_types(x.dtype, torch.float32)
-        running = torch.zeros(2, rows.shape[1], dtype=fine, device=x.device)  # torch takes the dtype of its sums from these
-        found: Any = torch.batch_norm_update_stats(rows, running[0], running[1], 0.0)
-        means, variances = (t.view(-1, x.shape[1] // elements) for t in found)  # (S or W S, K)
-        mean = means.mean(0)  # (K,)
-        var = variances.mean(0) + (means - mean).square().mean(0)
-        planar = [spread(n, elements) for n in (mean, var, weight, bias)]
+        rows, k = _rows(x), x.shape[1] // elements
+        stats: Any = torch.batch_norm_update_stats
+        running: Any = (None, None)
+        if x.dtype in (torch.float16, torch.bfloat16):  # torch takes the dtype of its sums from these
+            running = torch.zeros(2, rows.shape[1], device=x.device)
+        means, variances = stats(rows, *running, 0.0)
+        between, mean = torch.var_mean(means.view(-1, k), 0, correction=0)  # (S K or W S K,) to (K,)
+        var = variances.view(-1, k).mean(0).add_(between)
+        one, zero = torch.ones_like(mean), torch.zeros_like(mean)
+        numbers = torch.stack([mean, var, one if weight is None else weight, zero if bias is None else bias])
+        planar = numbers.repeat(1, elements)
         y = F.batch_norm(x, planar[0], planar[1], planar[2], planar[3], eps=eps)
         ctx.save_for_backward(x, weight, mean, var)
         ctx.rest = elements, eps, bias is not None
@@ -62,18 +65,17 @@ def _fast_gradient(
     if dy.stride() != x.stride():
         dy = torch.empty_like(x).copy_(dy)
     rows, drows = _rows(x), _rows(dy)
-    means, variances = (n.repeat(rows.shape[1] // n.numel()) for n in (mean, var))
-    ones = torch.ones_like(means)
+    k = mean.numel()
+    means, variances, ones = torch.stack([mean, var, torch.ones_like(mean)]).repeat(1, rows.shape[1] // k)
     _, slopes, totals = torch.ops.aten.native_batch_norm_backward(
         drows, rows, ones, means, variances, None, None, False, eps, [False, True, True]
     )
-    slope, total = (t.view(-1, mean.numel()).sum(0) for t in (slopes, totals))  # (K,): of dy x^, of dy
+    slope, total = torch.stack([slopes, totals]).view(2, -1, k).sum(1)  # (K,): of dy x^, of dy
     inverse = (var + eps).rsqrt()
     scale = inverse if weight is None else inverse * weight
-    tilt = scale * inverse * slope / -(x.numel() // mean.numel())
-    shift = scale * total / -(x.numel() // mean.numel()) - tilt * mean
-    channel = (-1, *(1,) * (x.ndim - 2))
-    a, b, c = (n.repeat(elements).view(channel) for n in (scale, tilt, shift))
+    tilt = scale * inverse * slope / -(x.numel() // k)
+    shift = scale * total / -(x.numel() // k) - tilt * mean
+    a, b, c = torch.stack([scale, tilt, shift]).repeat(1, elements).view(3, -1, *(1,) * (x.ndim - 2))
     fine = torch.promote_types(x.dtype, torch.float32)
     dx = torch.addcmul(c, x.to(fine), b).addcmul_(dy.to(fine), a)
     return dx.to(x.dtype), slope, total

@@ -93,8 +93,8 @@ class GBatchNorm(nn.modules.batchnorm._BatchNorm):
         with torch.no_grad():
             self.num_batches_tracked.add_(1)
             rate: Any = self.momentum if self.momentum is not None else 1 / self.num_batches_tracked.float()
-            self.running_mean.copy_(self.running_mean + rate * (mean - self.running_mean))
-            self.running_var.copy_(self.running_var + rate * (unbiased - self.running_var))
+            self.running_mean.lerp_(mean.to(self.running_mean.dtype), rate)
+            self.running_var.lerp_(unbiased.to(self.running_var.dtype), rate)
 
     def _normalise(self, x: Tensor, hexagonal: bool) -> Tensor:
         """By the statistics of the cells inside a hexagonal domain, or of several processes together."""
