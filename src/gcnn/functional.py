@@ -9,25 +9,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gcnn.checks import Size, as_tuple, check_axes, is_map
+from gcnn.checks import Size, as_tuple, check_axes, is_map, shape_text
 from gcnn.groups import Group, Subgroup
 from gcnn.indices import doubled_coordinates, index_table, places, support
-from gcnn.kernels.expand import expand_filters
+from gcnn.kernels.expand import expand_filters, transformed
+from gcnn.kernels.fourier import fourier_gcorr, pays
 from gcnn.lattice import check_domain, mask_outside
 from gcnn.layout import fast_form, from_planes, spread, to_planes
 from gcnn.pooling import adaptive_avg_pool, avg_pool, coset_pool, max_pool, pool, restrict, subsample, upsample
+
+Algorithm = Literal["auto", "planar", "fourier"]
 
 __all__ = [
     "act",
     "adaptive_avg_pool",
     "avg_pool",
+    "correlate",
     "coset_pool",
     "gconv",
     "gcorr",
@@ -105,13 +109,14 @@ def gcorr(
     dilation: Size = 1,
     groups: int = 1,
     stabilizer: Subgroup | None = None,
+    algorithm: Algorithm = "auto",
 ) -> Tensor:
     """The G-correlation [f * psi](g) = sum_h sum_k f_k(h) psi_k(g^-1 h), h over the domain of f (eq. 10 and 11).
 
     `x` is an image (N, K_in, *X), a G-map (N, K_in, S, *X) or a map over the cosets of `stabilizer`; `psi` is a stack of
     filters on the same domain, (K_out, K_in / groups, *n) or (K_out, K_in / groups, S_in, *n). The result is a G-map
     (N, K_out, S, *Y), whose size follows the rules of torch's convolutions. On a hexagonal lattice the taps of `psi`
-    outside the hexagon do not count.
+    outside the hexagon do not count. `algorithm` as for `correlate`.
 
     >>> from gcnn import p4m
     >>> gcorr(p4m, torch.rand(2, 3, 9, 9), torch.rand(5, 3, 3, 3)).shape
@@ -135,8 +140,7 @@ def gcorr(
     if not mask.all():
         weight = weight[..., _tensor(np.flatnonzero(mask), psi)]
     weight = weight.flatten(2)  # (K_out, K_in / groups, S_in P)
-    bank = transform_filter(group, weight, kernel_size, cosets, None, groups, *fast_form(group.dim, x, weight))
-    return planar_gcorr(group, x, bank, bias, stride, padding, dilation, groups)
+    return correlate(group, x, weight, bias, kernel_size, stride, padding, dilation, groups, cosets, None, algorithm)
 
 
 def gconv(group: Group, x: Tensor, psi: Tensor, bias: Tensor | None = None, **options: Any) -> Tensor:
@@ -188,6 +192,64 @@ def transform_filter(
     if channels_last:  # by way of (S K_out, *n, S_in K_in): with one channel, unflatten alone would make up other strides
         return bank.mT.unflatten(1, tuple(kernel_size)).movedim(-1, 1)
     return bank.unflatten(2, tuple(kernel_size))  # (S K_out, S_in K_in, *n)
+
+
+def correlate(
+    group: Group,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    kernel_size: tuple[int, ...],
+    stride: Size = 1,
+    padding: Size | str = 0,
+    dilation: Size = 1,
+    groups: int = 1,
+    stabilizer: Subgroup | None = None,
+    tables: tuple[Tensor, Tensor] | None = None,
+    algorithm: Algorithm = "auto",
+) -> Tensor:
+    """The G-correlation with stored filters (K_out, K_in / groups, S_in P), by one of two algorithms with the same result.
+
+    "planar" expands the filters to a planar bank (section 7); "fourier" multiplies functions on the point group by their Fourier
+    transforms, which takes fewer multiplications (`gcnn.kernels.fourier`); "auto" takes the faster one. "fourier" is for maps on
+    the group itself. What traces or transforms functions (torch.compile, torch.func) always sees the planar one.
+    """
+    check_algorithm(algorithm)
+    steps, spread_by = as_tuple(group, stride, "stride"), as_tuple(group, dilation, "dilation")
+    regular = x.ndim == group.dim + 3 and x.shape[2] == group.order > 1
+    if algorithm == "fourier" and not regular:
+        raise ValueError(
+            f'algorithm "fourier" takes maps on the group itself, {shape_text(group, "K")}, got {tuple(x.shape)}; '
+            'images and maps over cosets go by "planar" or "auto"'
+        )
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or transformed() or not x.numel():  # type: ignore[attr-defined]
+        algorithm = "planar"
+    if algorithm == "auto":
+        points = x.shape[0] * math.prod(x.shape[-group.dim :])
+        exact = x.dtype == weight.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled("cpu")
+        able = regular and groups == 1 and x.device.type == "cpu" and exact and all(s == 1 for s in steps)
+        taps = weight.shape[2] // group.order
+        algorithm = "fourier" if able and pays(group, weight.shape[1], weight.shape[0], taps, points) else "planar"
+    if algorithm == "planar":
+        form = fast_form(group.dim, x, weight)
+        bank = transform_filter(group, weight, kernel_size, stabilizer, tables, groups, *form)
+        return planar_gcorr(group, x, bank, bias, stride, padding, dilation, groups)
+    if isinstance(padding, str):
+        reach = [d * (n - 1) // 2 for d, n in zip(spread_by, kernel_size, strict=True)]
+        padding = reach if padding == "same" else [0] * group.dim
+    pads = as_tuple(group, padding, "padding")
+    parts = zip(mask_outside(group, x).chunk(groups, 1), weight.chunk(groups, 0), strict=True)
+    planes = [fourier_gcorr(group, to_planes(m, group.dim), w, kernel_size, steps, pads, spread_by) for m, w in parts]
+    y = from_planes(planes[0], group.order) if groups == 1 else torch.cat([from_planes(p, group.order) for p in planes], 1)
+    if bias is not None:
+        y = y + bias.view(-1, *(1,) * (group.dim + 1))
+    return mask_outside(group, y)
+
+
+def check_algorithm(algorithm: str) -> None:
+    """Raises a ValueError unless `algorithm` is a known one."""
+    if algorithm not in ("auto", "planar", "fourier"):
+        raise ValueError(f'algorithm must be "auto", "planar" or "fourier", got {algorithm!r}')
 
 
 def planar_gcorr(

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gcnn.checks import Size, as_tuple, shape_text
-from gcnn.functional import planar_gcorr, planar_gcorr_transpose, transform_filter
+from gcnn.functional import Algorithm, check_algorithm, correlate, planar_gcorr_transpose, transform_filter
 from gcnn.groups import Group, Subgroup
 from gcnn.indices import index_table
 from gcnn.layout import fast_form, spread
@@ -98,11 +98,13 @@ class _Filters(GModule):
 
     def _bank(self, x: Tensor | None = None) -> Tensor:
         """The planar bank (S K_out, S_in K_in, *n) of the present weight, in the form that is fast for `x`."""
-        weight, tables = self.weight, (self.table, self.inverse)
-        if self.table.device != weight.device:  # functional_call and replicas bring weights from elsewhere
-            tables = self._tables_on(weight.device)
-        form = () if x is None else fast_form(self.group.dim, x, weight)
-        return transform_filter(self.group, weight, self.kernel_size, self.stabilizer, tables, self.groups, *form)
+        form = () if x is None else fast_form(self.group.dim, x, self.weight)
+        return transform_filter(self.group, self.weight, self.kernel_size, self.stabilizer, self._tables(), self.groups, *form)
+
+    def _tables(self) -> tuple[Tensor, Tensor]:
+        """The index tables where the present weight is; functional_call and replicas bring weights from elsewhere."""
+        here: torch.device = self.weight.device
+        return (self.table, self.inverse) if self.table.device == here else self._tables_on(here)
 
     def filters(self) -> Tensor:
         """The filters under every element, F+ of section 7.1: (K_out, S, K_in / groups, S_in, *n), zero outside the support."""
@@ -142,7 +144,7 @@ class _Filters(GModule):
         """The arguments that are not the usual ones."""
         ones = (1,) * self.group.dim
         usual = {"stride": ones, "padding": (0,) * self.group.dim, "dilation": ones, "groups": 1, "padding_mode": "zeros"}
-        usual["stabilizer"] = (0,)
+        usual |= {"stabilizer": (0,), "algorithm": "auto"}
         options = {name: getattr(self, name) for name in self._shown} | {"groups": self.groups}
         named = [f"{name}={value!r}" for name, value in options.items() if value != usual.get(name)]
         named += [] if self.bias is not None else ["bias=False"]
@@ -154,7 +156,8 @@ class GConv(_Filters):
 
     The arguments after the group are those of nn.Conv1d, 2d and 3d. Sizes must agree along axes that the group mixes. With
     `stabilizer`, a subgroup H, the input is a map over the cosets G/H, (N, K_in, S/|H|, *X), as CosetPool returns it. With a
-    stride s the layer is exactly equivariant where s divides size + 2 padding - dilation (kernel_size - 1) - 1.
+    stride s the layer is exactly equivariant where s divides size + 2 padding - dilation (kernel_size - 1) - 1. `algorithm` is
+    "planar", "fourier" or the faster of the two, "auto": it changes the time, not the result, and is no part of the model.
 
     >>> from gcnn import p4m
     >>> conv = GConv(p4m, 16, 32, 3, padding=1)
@@ -164,7 +167,7 @@ class GConv(_Filters):
     GConv(p4m, 16, 32, kernel_size=(3, 3), padding=(1, 1))
     """
 
-    _shown: tuple[str, ...] = ("kernel_size", "stride", "padding", "dilation", "padding_mode", "stabilizer")
+    _shown: tuple[str, ...] = ("kernel_size", "stride", "padding", "dilation", "padding_mode", "stabilizer", "algorithm")
 
     def __init__(
         self,
@@ -179,11 +182,17 @@ class GConv(_Filters):
         bias: bool = True,
         padding_mode: Literal["zeros", "reflect", "replicate", "circular"] = "zeros",
         stabilizer: Subgroup | None = None,
+        algorithm: Algorithm = "auto",
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(group, in_channels, out_channels, kernel_size, groups, bias, stabilizer, device, dtype)
         with naming(self._label()):
+            check_algorithm(algorithm)
+            if algorithm == "fourier" and (self.cosets < group.order or group.order == 1):
+                raise ValueError(
+                    'algorithm "fourier" is for maps on the group itself; use "auto" for images and maps over cosets'
+                )
             self.stride = checked_axes(group, "stride", stride, least=1)
             self.dilation = checked_axes(group, "dilation", dilation, least=1)
             self.padding = self._as_padding(padding)
@@ -195,6 +204,7 @@ class GConv(_Filters):
                     'use padding_mode="zeros" on hexagonal lattices'
                 )
         self.padding_mode = padding_mode
+        self.algorithm: Algorithm = algorithm
 
     def _as_padding(self, padding: Size | str) -> tuple[int, ...]:
         if not isinstance(padding, str):
@@ -220,7 +230,20 @@ class GConv(_Filters):
             both = [p for p in reversed(padding) for _ in (0, 1)]
             x = on_planes(self.group, x, lambda planes: F.pad(planes, both, mode=self.padding_mode))
             padding = (0,) * self.group.dim
-        return planar_gcorr(self.group, x, self._bank(x), self.bias, self.stride, padding, self.dilation, self.groups)
+        return correlate(
+            self.group,
+            x,
+            self.weight,
+            self.bias,
+            self.kernel_size,
+            self.stride,
+            padding,
+            self.dilation,
+            self.groups,
+            self.stabilizer,
+            self._tables(),
+            self.algorithm,
+        )
 
 
 class LiftConv(GConv):

@@ -1,0 +1,261 @@
+"""The Fourier algorithm for G-correlations: fewer multiplications than the planar one, the same numbers.
+
+Write each tap of a filter on the group as (b, b v). Then out(t, s) = sum over v of sum over a of x~_v(a) w~_v(s^-1 a), where
+x~_v(a) = x(t + a v, a) is what the point t sees of tap v, turned with a, and w~_v(b) = w(b, b v): for each v a product of
+functions on the point group. In the basis of `gcnn.irreps` it takes one small matrix for each irreducible representation rho,
+
+    out^[i, k] = sum over l of x^[i, l] W[l, k],    W[l, k] = sum over b of w~(b) rho(b)[k, l],
+
+that is, for real types, the sum of d^3 multiplications instead of S^2, for kernels of any size.
+
+Here in plain torch operations, in blocks of points whose patches stay in the cache.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gcnn.groups import Group, IntArray
+from gcnn.indices import doubled_coordinates, index_table, places, support
+from gcnn.irreps import FloatArray, fourier_matrix, irreps, multiplications
+from gcnn.kernels.expand import expand_filters
+
+BLOCK = 1 << 23  # bytes of patches worked on at a time
+
+
+class Plan(NamedTuple):
+    """What depends on the group and the kernel alone."""
+
+    cells: IntArray
+    """(S, P): the cell of the kernel box where a v lies."""
+    orbit: IntArray
+    """(S, P): which stored number is w(b, b v)."""
+    back: IntArray
+    """(S P): for each stored number its place in `orbit`."""
+    adjoint: IntArray
+    """(S P): for each stored number (s, u) that of its inverse (s^-1, -s^-1 u)."""
+    matrix: FloatArray
+    """(S, S): the Fourier transform."""
+
+
+@lru_cache(maxsize=256)
+def make_plan(group: Group, kernel_size: tuple[int, ...]) -> Plan:
+    """The tables of the algorithm, cached and read-only."""
+    mask = support(group, kernel_size)
+    taps = doubled_coordinates(kernel_size)[mask]  # (P, d)
+    rank = np.full(mask.size, -1)
+    rank[mask.ravel()] = np.arange(len(taps))
+    turned = places(np.einsum("hij,pj->hpi", group.arrays, taps), kernel_size)  # (S, P)
+    orbit = np.arange(group.order)[:, None] * len(taps) + rank[turned]
+    inverse = np.array(group.inverse)
+    mirrored = rank[places(-np.einsum("hij,pj->hpi", group.arrays[inverse], taps), kernel_size)]  # (S, P): -s^-1 u
+    adjoint = inverse[:, None] * len(taps) + mirrored
+    found = Plan(turned, orbit, np.argsort(orbit.ravel()), adjoint.ravel(), fourier_matrix(group))
+    for array in found:
+        array.setflags(write=False)
+    return found
+
+
+def pays(group: Group, k_in: int, k_out: int, taps: int, points: int) -> bool:
+    """Whether the Fourier algorithm is the faster one on a CPU, by a model of the two.
+
+    A multiplication of either costs the same; besides, every number of a patch is gathered and transformed at the price of about
+    130 of them, and every number of the result is transformed back. The filters' transform is small beside 256 points and more.
+    """
+    saved = (group.order**2 - 1.1 * multiplications(group)) * k_out
+    moved = 130 * group.order * (1 + k_out / (taps * k_in))
+    return points >= 256 and saved > 1.15 * moved
+
+
+def fourier_gcorr(
+    group: Group,
+    planes: Tensor,
+    weight: Tensor,
+    kernel_size: tuple[int, ...],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> Tensor:
+    """Planes (N, S K_in, *X) and filters (K_out, K_in, S P) to planes (N, S K_out, *Y), channels last in memory."""
+    found: Tensor = _Fourier.apply(planes, weight, group, kernel_size, tuple(stride), tuple(padding), tuple(dilation))
+    return found
+
+
+class _Fourier(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, planes: Tensor, weight: Tensor, group: Group, *geometry: tuple[int, ...]) -> Tensor:
+        ctx.save_for_backward(planes, weight)
+        ctx.rest = group, geometry
+        return _correlate(group, planes, weight, *geometry)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        planes, weight = ctx.saved_tensors
+        group, (kernel_size, stride, padding, dilation) = ctx.rest
+        if torch.is_grad_enabled():  # a gradient of the gradient is asked for: the planar algorithm has all of them
+            return (*_by_planar(group, planes, weight, grads[0], kernel_size, stride, padding, dilation), *(None,) * 5)
+        d_planes = d_weight = None
+        if ctx.needs_input_grad[0]:
+            spread = _insert_zeros(grads[0], stride, planes.shape[2:], kernel_size, padding, dilation)
+            adjoint = weight[:, :, _tensor(make_plan(group, kernel_size).adjoint, weight)].transpose(0, 1)
+            pad = tuple(d * (n - 1) - p for d, n, p in zip(dilation, kernel_size, padding, strict=True))
+            d_planes = _correlate(group, spread, adjoint, kernel_size, (1,) * group.dim, pad, dilation)
+        if ctx.needs_input_grad[1]:
+            d_weight = _weight_gradient(group, planes, grads[0], weight, kernel_size, stride, padding, dilation)
+        return d_planes, d_weight, None, None, None, None, None
+
+
+def _correlate(group: Group, planes: Tensor, weight: Tensor, *geometry: tuple[int, ...]) -> Tensor:
+    patches = _Patches(group, planes, *geometry)
+    k_out, s = weight.shape[0], group.order
+    filters = _transform_filters(group, weight.to(patches.dtype), patches.plan)
+    out = torch.empty(patches.points, s, k_out, dtype=planes.dtype, device=planes.device)
+    for start, stop in patches.blocks():
+        x = patches.transformed(start, stop)  # (S, B, P K_in)
+        y = torch.empty(s, stop - start, k_out, dtype=x.dtype, device=x.device)
+        at = 0
+        for w in filters:
+            d = len(w)
+            for i in range(at, at + patches.parts[d, at], d):
+                each = x[i].mm(w[0])
+                for j in range(1, d):
+                    each.addmm_(x[i + j], w[j])
+                y[i : i + d] = each.view(-1, d, k_out).transpose(0, 1)
+            at += patches.parts[d, at]
+        out[start:stop] = patches.matrix.t().mm(y.view(s, -1)).view(s, -1, k_out).transpose(0, 1)
+    return out.view(planes.shape[0], *patches.size, s * k_out).movedim(-1, 1)
+
+
+def _weight_gradient(group: Group, planes: Tensor, dy: Tensor, weight: Tensor, *geometry: tuple[int, ...]) -> Tensor:
+    patches = _Patches(group, planes, *geometry)
+    k_out, k_in, s = weight.shape[0], weight.shape[1], group.order
+    rows = dy.movedim(1, -1).reshape(patches.points, s, k_out)
+    sums = [
+        torch.zeros(rho.dim, patches.plan.cells.shape[1] * k_in, rho.dim * k_out, dtype=patches.dtype, device=dy.device)
+        for rho in irreps(group)
+    ]
+    for start, stop in patches.blocks():
+        x = patches.transformed(start, stop)  # (S, B, P K_in)
+        block = rows[start:stop].to(patches.dtype).transpose(0, 1).reshape(s, -1)
+        y = patches.matrix.mm(block).view(s, stop - start, k_out)
+        at = 0
+        for w in sums:
+            d = len(w)
+            for i in range(at, at + patches.parts[d, at], d):
+                each = y[i : i + d].transpose(0, 1).reshape(-1, d * k_out)  # (B, d K_out)
+                for j in range(d):
+                    w[j].addmm_(x[i + j].t(), each)
+            at += patches.parts[d, at]
+    taps = patches.plan.cells.shape[1]
+    total = torch.zeros(s, taps, k_in, k_out, dtype=patches.dtype, device=dy.device)
+    for rho, w in zip(irreps(group), sums, strict=True):
+        matrices = _tensor(rho.matrices, w).to(w.dtype)
+        total += torch.einsum("lpiko,bkl->bpio", w.view(rho.dim, taps, k_in, rho.dim, k_out), matrices)
+    ordered = total.flatten(0, 1)[_tensor(patches.plan.back, total)]  # (S P, K_in, K_out)
+    return ordered.permute(2, 1, 0).to(weight.dtype).contiguous()
+
+
+def _transform_filters(group: Group, weight: Tensor, plan: Plan) -> list[Tensor]:
+    """(K_out, K_in, S P) to one (d, P K_in, d K_out) for each irreducible representation."""
+    s, taps = plan.orbit.shape
+    turned = weight[:, :, _tensor(plan.orbit.ravel(), weight)].unflatten(2, (s, taps))  # w~_v(b): (K_out, K_in, S, P)
+    found = []
+    for rho in irreps(group):
+        matrices = _tensor(rho.matrices, weight).to(weight.dtype)  # (S, k, l)
+        w = torch.einsum("oibp,bkl->lpiko", turned, matrices)
+        found.append(w.reshape(rho.dim, taps * weight.shape[1], rho.dim * weight.shape[0]))
+    return found
+
+
+class _Patches:
+    """What every point of the result sees of the planes, block by block, transformed over the point group."""
+
+    def __init__(
+        self,
+        group: Group,
+        planes: Tensor,
+        kernel_size: tuple[int, ...],
+        stride: tuple[int, ...],
+        padding: tuple[int, ...],
+        dilation: tuple[int, ...],
+    ) -> None:
+        self.plan = make_plan(group, kernel_size)
+        self.dtype = torch.promote_types(planes.dtype, torch.float32)
+        padded = F.pad(planes, [p for p in reversed(padding) for _ in (0, 1)]) if any(padding) else planes
+        rows = padded.movedim(1, -1).contiguous()  # (N, *X, S K_in)
+        s, taps = self.plan.cells.shape
+        self.k_in = planes.shape[1] // s
+        self.rows = rows.view(-1, self.k_in)
+        space = rows.shape[1:-1]
+        self.size = [
+            (n - d * (k - 1) - 1) // step + 1 for n, k, step, d in zip(space, kernel_size, stride, dilation, strict=True)
+        ]
+        self.points = planes.shape[0] * math.prod(self.size)
+        steps = [math.prod(space[i + 1 :]) * s for i in range(group.dim)]  # rows from one cell to the next along each axis
+        cells = np.stack(np.unravel_index(self.plan.cells, kernel_size), -1)  # (S, P, d)
+        offsets = (cells * np.array(dilation) * np.array(steps)).sum(-1) + np.arange(s)[:, None]
+        self.offsets = _tensor(offsets, planes)[:, None]  # (S, 1, P)
+        first = torch.arange(planes.shape[0], device=planes.device) * (math.prod(space) * s)
+        for n, step, stride_ in zip(self.size, steps, stride, strict=True):
+            first = (first[:, None] + torch.arange(n, device=planes.device) * (step * stride_)).flatten()
+        self.first = first[:, None]  # (points, 1)
+        self.matrix = _tensor(self.plan.matrix, planes).to(self.dtype)
+        self.block = max(64, min(self.points, BLOCK // (s * taps * self.k_in * 4)))
+        at, self.parts = 0, {}
+        for rho in irreps(group):  # (dimension, first coefficient) -> number of coefficients
+            self.parts[rho.dim, at] = rho.dim**2 // rho.kind
+            at += rho.dim**2 // rho.kind
+
+    def blocks(self) -> list[tuple[int, int]]:
+        """(start, stop) of each block of points."""
+        return [(i, min(i + self.block, self.points)) for i in range(0, self.points, self.block)]
+
+    def transformed(self, start: int, stop: int) -> Tensor:
+        """x^: (S, B, P K_in)."""
+        index = self.first[start:stop] + self.offsets  # (S, B, P)
+        seen = self.rows.index_select(0, index.flatten()).to(self.dtype)
+        return self.matrix.mm(seen.view(len(self.matrix), -1)).view(len(self.matrix), stop - start, -1)
+
+
+def _insert_zeros(
+    dy: Tensor,
+    stride: tuple[int, ...],
+    space: Sequence[int],
+    kernel_size: tuple[int, ...],
+    padding: tuple[int, ...],
+    dilation: tuple[int, ...],
+) -> Tensor:
+    """The gradient of a strided result as that of one with stride 1."""
+    full = [n + 2 * p - d * (k - 1) for n, k, p, d in zip(space, kernel_size, padding, dilation, strict=True)]
+    if list(dy.shape[2:]) == full:
+        return dy
+    wide = dy.new_zeros(*dy.shape[:2], *full)
+    kept = tuple(slice(0, (n - 1) * s + 1, s) for n, s in zip(dy.shape[2:], stride, strict=True))
+    wide[(slice(None), slice(None)) + kept] = dy  # noqa: RUF005
+    return wide
+
+
+def _by_planar(
+    group: Group, planes: Tensor, weight: Tensor, dy: Tensor, kernel_size: tuple[int, ...], *options: tuple[int, ...]
+) -> tuple[Tensor, ...]:
+    """The gradients of the planes and of the filters, with a graph of their own."""
+    table, inverse = (_tensor(t, weight) for t in index_table(group, kernel_size, group.check_subgroup(None)))
+    stride, padding, dilation = options
+    with torch.enable_grad():
+        planes, weight = (t if t.requires_grad else t.detach().requires_grad_() for t in (planes, weight))
+        convolve: Any = (F.conv1d, F.conv2d, F.conv3d)[group.dim - 1]
+        bank = expand_filters(weight, table, inverse, math.prod(kernel_size), 1, False, weight.dtype).unflatten(2, kernel_size)
+        y = convolve(planes, bank, None, stride, padding, dilation)
+        return torch.autograd.grad(y, (planes, weight), dy, create_graph=True)
+
+
+def _tensor(array: Any, like: Tensor) -> Tensor:
+    return torch.from_numpy(np.array(array)).to(like.device)  # a copy: cached arrays are read-only
