@@ -83,6 +83,8 @@ CASES = {
     "p4m K=25 32px": regular(p4m, 25, 32, 128, 8),
     "p4m K=50 16px": regular(p4m, 50, 16, 128, 16),
     "p4m K=100 8px": regular(p4m, 100, 8, 128, 32),
+    "p4m K=64 16px": regular(p4m, 64, 16, 128, 32),
+    "p4m K=128 16px": regular(p4m, 128, 16, 128, 16),
     "p6m K=16 33px": regular(p6m, 16, 33, 32, 8),
     "Oh K=8 16px": regular(Oh, 8, 16, 8, 2),
     "p4m K=45 8px 1x1": regular(p4m, 45, 8, 128, 64, kernel_size=1, padding=0),
@@ -131,6 +133,10 @@ def candidates(case: Case, device: str, compiled: bool) -> Iterator[tuple[str, C
     fast = planes.to(memory_format=last)
     x = from_planes(fast, order) if case.on_group else planes
     yield "gcnn", Candidate(ours, x)
+    if isinstance(ours, GConv) and case.on_group:
+        other = case.make().to(device)
+        other.algorithm = "planar"
+        yield "gcnn, planar algorithm", Candidate(other, x)
     if compiled:
         yield "gcnn compiled", Candidate(torch.compile(case.make().to(device)), x)
         yield "planar compiled", Candidate(torch.compile(_copy(twin, last)), fast)

@@ -46,7 +46,40 @@ def rotated_mnist() -> str:
     return "\n".join(rows)
 
 
-TABLES = {"rotated_mnist": rotated_mnist}
+def speed() -> str:
+    """Layers and networks beside the planar bound and the peers."""
+    r = record("2026-11-15_speed_cpu", "speed")
+    times: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in r["rows"]:
+        times.setdefault((row["case"], row["mode"]), {})[row["candidate"]] = row
+    names = ("gcnn", "gcnn, planar algorithm", "escnn", "e2cnn")
+    rows = [
+        "| forward and backward | bound, ms | " + " | ".join(names) + " | `planar()`, inference |",
+        "|---|---|" + "---|" * (len(names) + 1),
+    ]
+    for (case, mode), found in times.items():
+        if mode != "train":
+            continue
+        bound = min(found[k]["ms"] for k in ("planar nchw", "planar nhwc"))
+        cells = [f"{found[k]['ratio']:.2f}" if k in found else "" for k in names]
+        served = times.get((case, "inference"), {}).get("gcnn planar()")
+        rows.append(
+            f"| {case} | {bound:.1f} | {' | '.join(cells)} | {served['ratio']:.2f} |"
+            if served
+            else f"| {case} | {bound:.1f} | {' | '.join(cells)} | |"
+        )
+    built = {k: v for k, v in r["construction"].items() if "ResNet44" in k}
+    words = ", ".join(f"{k.split(', ')[1]} {v:.2f} s" for k, v in built.items())
+    rows.append("")
+    rows.append(
+        f"Time as a multiple of the bound, float32, median of interleaved rounds; {r['device']}, torch {r['torch']}. Below 1: the "
+        "Fourier algorithm, which needs fewer multiplications than any planar convolution of the same shape. Building the layers of a "
+        f"p4m ResNet44: {words}. Record: `benchmarks/records/2026-11-15_speed_cpu`."
+    )
+    return "\n".join(rows)
+
+
+TABLES = {"rotated_mnist": rotated_mnist, "speed": speed}
 
 
 def filled(text: str) -> str:

@@ -1,0 +1,192 @@
+"""Irreducible representations by their laws, and the Fourier algorithm beside the planar one."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from common import every_group, feature_map, some_groups
+from gcnn import GROUPS, Group, Oh, p4, p4m, p6m
+from gcnn.functional import gcorr
+from gcnn.irreps import fourier_matrix, irreps, irreps_of_table, multiplications
+from gcnn.kernels.fourier import pays
+from gcnn.nn import GConv, LiftConv
+from gcnn.testing import equivariance_error
+
+# the eight quaternions 1, -1, i, -i, j, -j, k, -k
+QUATERNIONS = [np.array(q) for unit in np.eye(4, dtype=int).tolist() for q in (unit, [-a for a in unit])]
+
+
+def quaternion_table() -> tuple[tuple[int, ...], ...]:
+    def times(p: Any, q: Any) -> list[int]:
+        a, b, c, d = p
+        e, f, g, h = q
+        real, i = a * e - b * f - c * g - d * h, a * f + b * e + c * h - d * g
+        return [real, i, a * g - b * h + c * e + d * f, a * h + b * g - c * f + d * e]
+
+    known = [q.tolist() for q in QUATERNIONS]
+    return tuple(tuple(known.index(times(p, q)) for q in QUATERNIONS) for p in QUATERNIONS)
+
+
+TABLES = {g.name: tuple(tuple(int(b) for b in row) for row in g.product) for g in GROUPS.values()}
+TABLES["Q8"] = quaternion_table()
+all_tables = pytest.mark.parametrize("table", TABLES.values(), ids=TABLES.keys())
+
+
+@all_tables
+def test_irreps_are_orthogonal_representations(table: Any) -> None:
+    for rho in irreps_of_table(table):
+        m, product = rho.matrices, np.array(table)
+        np.testing.assert_allclose(np.einsum("aij,bjk->abik", m, m), m[product], atol=1e-12)
+        np.testing.assert_allclose(np.einsum("aij,akj->aik", m, m), np.broadcast_to(np.eye(rho.dim), m.shape), atol=1e-12)
+
+
+@all_tables
+def test_irreps_obey_schur_and_are_all_there(table: Any) -> None:
+    found, order = irreps_of_table(table), len(table)
+    assert sum(rho.dim**2 // rho.kind for rho in found) == order
+    characters = np.array([np.trace(rho.matrices, axis1=1, axis2=2) for rho in found])
+    np.testing.assert_allclose(characters @ characters.T / order, np.diag([rho.kind for rho in found]), atol=1e-12)
+    np.testing.assert_allclose(found[0].matrices, 1)  # the trivial one comes first
+    basis = np.concatenate([rho.entries().reshape(-1, order) for rho in found])
+    np.testing.assert_allclose(basis @ basis.T, np.eye(order), atol=1e-12)
+
+
+@all_tables
+def test_the_transform_makes_the_regular_representation_block_diagonal(table: Any) -> None:
+    found, product = irreps_of_table(table), np.array(table)
+    basis = np.concatenate([rho.entries().reshape(-1, len(table)) for rho in found])
+    for b in range(len(table)):
+        right = basis @ np.eye(len(table))[product[:, b]] @ basis.T  # x(s) -> x(s b), in the new basis
+        expected = np.zeros_like(right)
+        at = 0
+        for rho in found:
+            for _ in range(rho.dim // rho.kind):
+                expected[at : at + rho.dim, at : at + rho.dim] = rho.matrices[b]
+                at += rho.dim
+        np.testing.assert_allclose(right, expected, atol=1e-12)
+
+
+def test_types_and_dimensions_of_known_groups() -> None:
+    def kinds(table: Any) -> list[tuple[int, int]]:
+        return [(rho.dim, rho.kind) for rho in irreps_of_table(table)]
+
+    assert kinds(TABLES["Q8"]) == [(1, 1)] * 4 + [(4, 4)]  # quaternionic
+    assert kinds(TABLES["p4"]) == [(1, 1), (1, 1), (2, 2)]  # complex
+    assert kinds(TABLES["T"]) == [(1, 1), (2, 2), (3, 1)]
+    assert kinds(TABLES["Oh"]) == [(1, 1)] * 4 + [(2, 1)] * 2 + [(3, 1)] * 4
+
+
+def test_irreps_are_the_same_in_every_run() -> None:
+    once = irreps(p6m)
+    irreps.cache_clear()
+    for a, b in zip(once, irreps(p6m), strict=True):
+        assert np.array_equal(a.matrices, b.matrices)
+    with pytest.raises(ValueError, match="read-only"):
+        once[0].matrices[0] = 2
+
+
+def test_savings_are_those_of_the_theory() -> None:
+    expected = {"p4": 16 / 6, "p4m": 64 / 12, "p6m": 7.2, "O": 9.0, "Oh": 18.0}
+    assert {name: GROUPS[name].order ** 2 / multiplications(GROUPS[name]) for name in expected} == pytest.approx(expected)
+    assert fourier_matrix(p4).shape == (4, 4)
+
+
+OPTIONS = [
+    {"kernel_size": 3, "padding": 1},
+    {"kernel_size": 3, "stride": 2, "padding": 1, "bias": False},
+    {"kernel_size": 3, "dilation": 2, "padding": 2},
+    {"kernel_size": 4, "padding": 3},
+    {"kernel_size": 1, "groups": 2},
+    {"kernel_size": 3, "padding": 1, "padding_mode": "circular"},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@every_group
+def test_both_algorithms_give_the_same_map_and_gradients(group: Group, options: dict[str, Any]) -> None:
+    if group.order == 1 or (not group.fills_box and (options["kernel_size"] == 4 or "padding_mode" in options)):
+        pytest.skip("one element, or no such kernel on a hexagonal lattice")
+    torch.manual_seed(0)
+    conv = GConv(group, 2, 4, algorithm="planar", **options).double()
+    other = copy.deepcopy(conv)
+    other.algorithm = "fourier"
+    x, y = (feature_map(group, channels=2).double().requires_grad_() for _ in (0, 1))
+    y.data.copy_(x.data)
+    first, second = conv(x), other(y)
+    torch.testing.assert_close(second, first, rtol=1e-11, atol=1e-11)
+    grad = torch.randn_like(first)
+    first.backward(grad)
+    second.backward(grad)
+    torch.testing.assert_close(y.grad, x.grad, rtol=1e-11, atol=1e-11)
+    for a, b in zip(conv.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(b.grad, a.grad, rtol=1e-11, atol=1e-11)
+
+
+@some_groups
+def test_the_fourier_algorithm_is_equivariant_in_float32(group: Group) -> None:
+    torch.manual_seed(0)
+    conv = GConv(group, 6, 6, 3, padding=1, algorithm="fourier") if group.order > 1 else GConv(group, 6, 6, 3, padding=1)
+    assert equivariance_error(conv, group, feature_map(group, channels=6, dtype=torch.float32)) < 1e-5
+
+
+def test_gradients_of_gradients() -> None:
+    conv = GConv(p4, 1, 2, 3, stride=2, padding=1, algorithm="fourier").double()
+    x = torch.randn(1, 1, 4, 5, 5, dtype=torch.double, requires_grad=True)
+    assert torch.autograd.gradcheck(conv, x)
+    assert torch.autograd.gradgradcheck(conv, x)
+    weight = conv.weight.detach().clone().requires_grad_()
+    function = lambda w: torch.func.functional_call(conv, {"weight": w}, (x.detach(),))  # noqa: E731
+    assert torch.autograd.gradcheck(function, weight)
+    assert torch.autograd.gradgradcheck(function, weight)
+
+
+def test_blocks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    conv = GConv(p4m, 3, 5, 3, padding=1, algorithm="fourier").double()
+    x = torch.randn(2, 3, 8, 9, 9, dtype=torch.double)
+    whole = conv(x)
+    monkeypatch.setattr("gcnn.kernels.fourier.BLOCK", 1)
+    torch.testing.assert_close(conv(x), whole, rtol=1e-12, atol=1e-12)
+
+
+def test_auto_chooses_and_changes_nothing_but_time() -> None:
+    assert pays(p4m, 64, 64, 9, 8192)
+    assert pays(Oh, 16, 16, 27, 4096)
+    assert not pays(p4m, 8, 8, 9, 8192)  # too few channels
+    assert not pays(p4m, 64, 64, 9, 64)  # too few points
+    torch.manual_seed(0)
+    auto, x = GConv(p4m, 40, 40, 3, padding=1), torch.randn(4, 40, 8, 12, 12)
+    planar = GConv(p4m, 40, 40, 3, padding=1, algorithm="planar")
+    planar.load_state_dict(auto.state_dict())  # the algorithm is no part of the model
+    with torch.profiler.profile() as profile:
+        y = auto(x)
+    assert "_Fourier" in {event.key for event in profile.key_averages()}
+    torch.testing.assert_close(y, planar(x), rtol=1e-4, atol=1e-5)
+    compiled: Any = torch.compile(auto, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), y, rtol=1e-4, atol=1e-5)
+    each = torch.func.vmap(auto)(x[:, None])
+    torch.testing.assert_close(each[:, 0], y, rtol=1e-4, atol=1e-5)
+
+
+def test_half_precision_inputs_are_summed_in_float32() -> None:
+    conv = GConv(p4m, 8, 8, 3, padding=1, algorithm="fourier")
+    x = torch.randn(2, 8, 8, 9, 9)
+    y = conv.bfloat16()(x.bfloat16())
+    assert y.dtype == torch.bfloat16
+    torch.testing.assert_close(y.float(), conv.float()(x.bfloat16().float()), rtol=2e-2, atol=2e-2)
+
+
+def test_wrong_algorithms_say_so() -> None:
+    with pytest.raises(ValueError, match=r'GConv\(p4, 1 -> 1\): algorithm must be "auto", "planar" or "fourier", got \'fft\''):
+        GConv(p4, 1, 1, 3, algorithm="fft")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="is for maps on the group itself"):
+        GConv(p4m, 1, 1, 3, stabilizer=p4m.subgroup(1), algorithm="fourier")
+    with pytest.raises(ValueError, match=r'"fourier" takes maps on the group itself, \(N, K, 4, H, W\), got \(1, 1, 9, 9\)'):
+        gcorr(p4, torch.randn(1, 1, 9, 9), torch.randn(1, 1, 3, 3), algorithm="fourier")
+    assert "algorithm='fourier'" in repr(GConv(p4, 1, 1, 3, algorithm="fourier"))
+    nn.Sequential(LiftConv(p4, 1, 2, 3), GConv(p4, 2, 2, 3, algorithm="fourier"))(torch.randn(1, 1, 9, 9))
