@@ -72,9 +72,9 @@ def speed() -> str:
     words = ", ".join(f"{k.split(', ')[1]} {v:.2f} s" for k, v in built.items())
     rows.append("")
     rows.append(
-        f"Time as a multiple of the bound, float32, median of interleaved rounds; {r['device']}, torch {r['torch']}. Below 1: the "
-        "Fourier algorithm, which needs fewer multiplications than any planar convolution of the same shape. Building the layers of a "
-        f"p4m ResNet44: {words}. Record: `benchmarks/records/2026-11-15_speed_cpu`."
+        f"Time as a multiple of the bound, float32, median of interleaved rounds; {r['device']}, torch {r['torch']}. Below 1 is "
+        "the Fourier algorithm, which needs fewer multiplications than a planar convolution of the same shape. Building the "
+        f"layers of a p4m ResNet44: {words}. Record: `benchmarks/records/2026-11-15_speed_cpu`."
     )
     return "\n".join(rows)
 
