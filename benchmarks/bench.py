@@ -346,6 +346,8 @@ def main() -> None:
     for name in ("escnn", "e2cnn"):
         if f"import {name}" not in record["construction"]:
             print(f"{name} is not installed here: left out")
+    if not any(told.only in title for title in CASES):
+        raise SystemExit(f"no case has {told.only!r} in its name; there are {', '.join(CASES)}")
     for title, case in CASES.items():
         if (told.quick and not case.quick) or told.only not in title:
             continue

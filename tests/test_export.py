@@ -126,3 +126,56 @@ class Branching(nn.Module):
 def test_what_has_no_planar_form_says_so(net: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         planar(net)
+
+
+class Awkward(nn.Module):
+    """What users also write: grouped layers, scales by a tensor, a gate of one channel, a norm used twice, arguments by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lift, self.grouped, self.norm = (
+            LiftConv(p4, 3, 4, 3, padding=1),
+            GConv(p4, 4, 4, 3, padding=1, groups=2),
+            GBatchNorm(p4, 4),
+        )
+        self.gate, self.pool, self.prelu = GConv(p4, 4, 1, 1), GMaxPool(p4, 3, 1, 1), nn.PReLU(4)
+        self.coset_pool, self.up = CosetPool(p4), nn.ConvTranspose2d(4, 2, 3, stride=2, padding=1)
+        self.a = nn.Module()
+        self.a.b, self.a_b = nn.Parameter(torch.ones(1)), nn.Parameter(torch.full((1, 4, 1, 1, 1), 5.0))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        y = self.norm(self.grouped(self.lift(x)))
+        y = y * torch.sigmoid(self.gate(y)) * self.a.b + self.a_b
+        y = self.pool(torch.abs(self.norm(y.clamp(min=0))))
+        image = self.prelu(self.norm(self.coset_pool(self.prelu(y))))
+        return self.up(image, output_size=(18, 18)), {"image": torch.cat(tensors=[image, image], dim=1)}
+
+
+def test_planar_networks_of_awkward_users() -> None:
+    torch.manual_seed(0)
+    net, x = Awkward().double(), torch.randn(2, 3, 9, 9, dtype=torch.double)
+    for _ in range(3):
+        net(x)
+    net.eval()
+    (first, others), (again, more) = net(x), planar(net)(x)
+    torch.testing.assert_close(again, first, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(more["image"], others["image"], rtol=1e-12, atol=1e-12)
+
+
+def test_planar_is_a_copy_and_leaves_the_network_alone() -> None:
+    net = nn.Sequential(
+        LiftConv(p4, 3, 4, 3), GBatchNorm(p4, 4), CosetPool(p4), nn.Flatten(), nn.Dropout(), nn.Linear(196, 3)
+    ).train()
+    net[1].eval()
+    modes = [m.training for m in net.modules()]
+    made = planar(net)
+    assert [m.training for m in net.modules()] == modes
+    assert not {p.data_ptr() for p in made.parameters()} & {p.data_ptr() for p in net.parameters()}
+    made.double()
+    net(torch.randn(2, 3, 9, 9))
+
+
+@pytest.mark.parametrize("layer", [GBatchNorm(p4, 3), GMaxPool(p4, 3), GAvgPool(p4, 3), GConv(p4, 3, 2, 3)], ids=str)
+def test_one_layer_alone(layer: nn.Module) -> None:
+    x = torch.randn(2, 3, 4, 9, 9)
+    torch.testing.assert_close(planar(layer.eval())(x), layer(x))

@@ -181,6 +181,46 @@ def test_half_precision_inputs_are_summed_in_float32() -> None:
     torch.testing.assert_close(y.float(), conv.float()(x.bfloat16().float()), rtol=2e-2, atol=2e-2)
 
 
+def test_many_gradients_at_once_and_autocast() -> None:
+    x = torch.randn(2, 2, 4, 6, 6, dtype=torch.double, requires_grad=True)
+    grads = []
+    for algorithm in ("planar", "fourier"):
+        torch.manual_seed(0)
+        y = GConv(p4, 2, 3, 3, algorithm=algorithm).double()(x)
+        many = torch.randn(5, *y.shape, dtype=torch.double, generator=torch.Generator().manual_seed(1))
+        grads.append(torch.autograd.grad(y, x, many, is_grads_batched=True)[0])
+    torch.testing.assert_close(grads[1], grads[0])
+    conv, z = GConv(p4, 2, 3, 3, algorithm="fourier"), torch.randn(2, 2, 4, 6, 6, requires_grad=True)
+    with torch.autocast("cpu", torch.float16):
+        assert conv(z).dtype == torch.float16
+    y = conv(z)
+    with torch.autocast("cpu", torch.float16):
+        y.sum().backward()
+    assert z.grad is not None
+    assert z.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"padding": "smae"}, "padding must be whole numbers"),
+        ({"padding": -1}, "must be at least 0"),
+        ({"stride": 0}, "must be at least 1"),
+        ({"bias": torch.zeros(1)}, r"expected a bias \(3,\), got \(1,\)"),
+        ({"bias": torch.zeros(3).double()}, "of one floating point dtype"),
+        ({"groups": 2}, "expected filters for 2 channels in 2 groups"),
+        ({"dilation": 4}, r"a kernel of \(9, 9\) cells does not fit a map of \(6, 6\)"),
+    ],
+    ids=str,
+)
+def test_what_the_planar_algorithm_refuses_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        gcorr(p4, torch.randn(1, 2, 4, 6, 6), torch.randn(3, 2, 4, 3, 3), algorithm="fourier", **options)
+    assert pays(p4m, 64, 64, 9, 256)
+    with pytest.raises(ValueError, match="does not fit a map"):
+        GConv(p4m, 64, 64, 3)(torch.randn(64, 64, 8, 2, 2))
+
+
 def test_wrong_algorithms_say_so() -> None:
     with pytest.raises(ValueError, match=r'GConv\(p4, 1 -> 1\): algorithm must be "auto", "planar" or "fourier", got \'fft\''):
         GConv(p4, 1, 1, 3, algorithm="fft")  # type: ignore[arg-type]

@@ -506,3 +506,26 @@ def test_reprs_show_the_arguments() -> None:
     assert repr(CosetPool(p4)) == "CosetPool(p4, subgroup=None, reduce='max')"
     assert repr(GLinear(p4, 3, 4)) == "GLinear(p4, 3, 4)"
     assert repr(GBatchNorm(p4, 3)).startswith("GBatchNorm(p4, 3, eps=1e-05")
+
+
+@pytest.mark.parametrize("cut", ["crop", "batch", "stride", "channels", "expand"])
+def test_norms_of_maps_with_gaps_in_memory(cut: str) -> None:
+    torch.manual_seed(0)
+    whole = GConv(p4, 3, 4, 3, padding=1).double()(torch.randn(4, 3, 4, 8, 8, dtype=torch.double)).detach()
+    cuts = {
+        "crop": whole[..., 1:-1, 1:-1],
+        "batch": whole[::2],
+        "stride": whole[..., ::2, ::2],
+        "channels": whole[:, ::2],
+        "expand": whole[:1].expand(3, -1, -1, -1, -1),
+    }
+    x = cuts[cut]
+    grad = torch.randn(x.shape, dtype=torch.double)
+    found = []
+    for norm in (GBatchNorm(p4, x.shape[1]).double(), nn.BatchNorm3d(x.shape[1]).double()):
+        leaf = x.detach().requires_grad_()  # as it lies
+        y = norm(leaf if isinstance(norm, GBatchNorm) else leaf.contiguous())
+        y.backward(grad)
+        found.append((y, leaf.grad, norm.weight.grad, norm.bias.grad))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b)

@@ -311,7 +311,7 @@ def test_the_commands(shell: Any, tmp_path: Path, small: Dataset) -> None:
     assert status == 0
     assert "p4cnn: test error" in text
     assert "img/s" in text  # the progress bar
-    assert shell("train", "--out", folder, "--resume")[0] == 0  # nothing left to do
+    assert "had its 1 epochs already" in shell("train", "--out", folder, "--resume")[1]
     status, text = shell("train", "--out", folder, "--resume", "--epochs", "2")
     assert status == 1
     assert "follows a learning rate that falls over 1 epochs, not over 2; resume with --epochs 1, or start a new run" in text
@@ -322,7 +322,10 @@ def test_the_commands(shell: Any, tmp_path: Path, small: Dataset) -> None:
     assert "equivariant to p4: the error of the whole network" in text
     assert "not equivariant to p4m" in shell("check", folder, "--group", "p4m")[1]
     six = str(tmp_path / "six")
-    assert shell("train", "--group", "p6", "--channels", "2", "--epochs", "1", "--out", six)[0] == 0
+    text = shell("train", "--group", "p6", "--channels", "2", "--epochs", "1", "--out", six)[1]
+    assert "images are resampled to the hexagonal lattice of p6" in text
+    assert "p4cnn-p6: test error" in text
+    assert "p1 has no turns" in shell("check", folder, "--group", "p1")[1]
     assert "equivariant to p6: the error" in shell("check", six)[1]
     picture = tmp_path / "digit.png"
     Image.fromarray(small.test.images[0, 0].numpy()).save(picture)
@@ -351,12 +354,13 @@ def test_predictions_of_every_kind_of_image_file(shell: Any, tmp_path: Path, sma
         "sixteen.png": Image.fromarray(digit.astype(np.uint16) * 257),
         "colour.png": Image.fromarray(np.stack([digit] * 3, 2)),
         "transparent.png": Image.fromarray(np.stack([digit * 0] * 3 + [digit], 2)),  # black strokes on nothing
+        "light.png": Image.fromarray(np.stack([digit * 0 + 255] * 3 + [digit], 2)),  # white ones
         "wide.png": Image.new("L", (30, 20)),
     }
     for name, image in files.items():
         image.save(tmp_path / name)
     (tmp_path / "broken.png").write_bytes((tmp_path / "bytes.png").read_bytes()[:60])
-    for name in ("bytes.png", "sixteen.png", "colour.png"):
+    for name in ("bytes.png", "sixteen.png", "colour.png", "light.png"):
         assert shell("predict", folder, str(tmp_path / name)) == (0, f"{tmp_path / name}: {shares}\n")
     for name in ("inverted.png", "transparent.png"):
         assert shell("predict", folder, "--invert", str(tmp_path / name)) == (0, f"{tmp_path / name}: {shares}\n")
@@ -364,10 +368,13 @@ def test_predictions_of_every_kind_of_image_file(shell: Any, tmp_path: Path, sma
             "has a light ground, the network learned from dark ones: --invert?"
             in shell("predict", folder, str(tmp_path / name))[1]
         )
-    status, text = shell("predict", folder, *(str(tmp_path / n) for n in ("wide.png", "broken.png", "absent.png", "bytes.png")))
+    status, text = shell(
+        "predict", folder, *(str(tmp_path / n) for n in ("wide.png", "broken.png", "run", "absent.png", "bytes.png"))
+    )
     assert status == 1
     assert "wide.png has 30 x 20 pixels, the network takes 28 x 28; resize it" in text
-    assert text.count("gcnn predict:") == 3
+    assert "is a folder; give image files" in text
+    assert text.count("gcnn predict:") == 4
     assert f"bytes.png: {shares}" in text  # the good one is still answered
 
 
@@ -396,6 +403,8 @@ def test_settings_from_a_file(shell: Any, tmp_path: Path) -> None:
     assert shell("train", "--config", str(file), "--lr", "0.005", "--out", str(folder))[0] == 0
     config = json.loads((folder / "config.json").read_text())
     assert (config["model"], config["lr"], config["channels"]) == ("z2cnn", 0.005, 3)
+    file.write_text('batch-size = "many"\n')
+    assert f"{file}: batch_size must be of type int, got 'many'" in shell("train", "--config", str(file))[1]
     file.write_text("learning_rate = 1\n")
     status, text = shell("train", "--config", str(file))
     assert status == 1
@@ -407,6 +416,10 @@ def test_problems_are_one_line_and_a_status(shell: Any, tmp_path: Path) -> None:
         (("train", "--recipe", "paper/p9"), "recipe must be one of paper/z2cnn"),
         (("eval", str(tmp_path)), "holds no checkpoint"),
         (("plot", "p9"), "group must be one of line"),
+        (
+            ("train", "--model", "digit-resnet", "--channels", "3"),
+            "digit-resnet takes no channels; what it takes of those is widths",
+        ),
         (("plot", "Oh"), "expected a plane group, got Oh"),
     ):
         status, text = shell(*words)

@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     told.set_defaults(run=_predict)
     told = commands.add_parser("report", help="write one HTML page about runs")
     told.add_argument("folders", nargs="+", help="the folders of runs, the one to show in detail first")
-    told.add_argument("--out", default="report.html", help="the page")
+    told.add_argument("--out", default="report.html", help="the page; report.html in this folder if not given")
     told.add_argument("--data-root", default="", help="the folder of the data set, if it has moved")
     told.set_defaults(run=_report)
     told = commands.add_parser("check", help="is the network of a run equivariant? a row a layer")
@@ -93,17 +93,17 @@ class _TrainArguments:
 
     settings: Config
     out: str = ""
-    """The folder of the run: config, metrics, checkpoint. Empty: runs/MODEL."""
+    """The folder of the run: config, metrics, checkpoint. Empty: runs/MODEL, or runs/MODEL-GROUP."""
     resume: bool = False
     """Go on with the run in that folder, with its settings."""
     recipe: str = ""
-    """Start from a named recipe; see the list below."""
+    """Start from a named recipe; see the list above."""
     config: str = ""
     """Start from a TOML file with settings by name."""
 
 
-def _folder(out: str, model: str) -> Path:
-    return Path(out or f"runs/{model}")
+def _name(model: str, group: str) -> str:
+    return f"{model}-{group}" if group else model
 
 
 def _train(chosen: argparse.Namespace) -> None:
@@ -116,10 +116,11 @@ def _train(chosen: argparse.Namespace) -> None:
     sources.add_argument("--config", default="")
     sources.add_argument("--out", default="")
     sources.add_argument("--model", default=Config.model)
+    sources.add_argument("--group", default="")
     sources.add_argument("--resume", action="store_true")
     first = sources.parse_known_args(chosen.rest)[0]
     if first.resume and not (first.recipe or first.config):
-        base = read_config(_folder(first.out, first.model))
+        base = read_config(first.out or f"runs/{_name(first.model, first.group)}")
     else:
         base = _base(first.recipe, first.config)
     asked = tyro.cli(
@@ -130,20 +131,29 @@ def _train(chosen: argparse.Namespace) -> None:
         args=chosen.rest,
         config=(tyro.conf.OmitArgPrefixes,),
     )
-    folder = _folder(asked.out, asked.settings.model)
+    settings = asked.settings
+    name = _name(settings.model, settings.group)
+    folder = Path(asked.out or f"runs/{name}")
+    first_rank = int(os.environ.get("RANK", "0")) == 0
+    if first_rank and settings.group and not GROUPS[settings.group].fills_box:
+        print(f"images are resampled to the hexagonal lattice of {settings.group}")
+    before = len(load_run(folder).history) if asked.resume else 0
     try:
-        done = train(asked.settings, folder, asked.resume)
+        done = train(settings, folder, asked.resume)
     except KeyboardInterrupt:
         saved = (folder / "last.safetensors").exists()
-        way = f"; go on with gcnn train --resume --out {folder}" if saved else " in the first epoch, before anything was saved"
+        way = f"; go on with gcnn train --resume --out {folder}"
+        way = way if saved else " in the first epoch, before anything was saved; start again with the same command"
         raise KeyboardInterrupt(way) from None
     if dist.is_initialized():
         dist.destroy_process_group()
-    if int(os.environ.get("RANK", "0")) > 0:
+    if not first_rank:
         return
     last = done.history[-1]
-    kind = "validation" if asked.settings.validation else "test"
-    print(f"{asked.settings.model}: {kind} error {last['test_error']:.2f} % after {last['epoch']} epochs; the run is in {folder}")
+    if last["epoch"] == before:
+        print(f"the run had its {before} epochs already; a larger --epochs goes on, if its learning rate is constant")
+    kind = "validation" if settings.validation else "test"
+    print(f"{name}: {kind} error {last['test_error']:.2f} % after {last['epoch']} epochs; the run is in {folder}")
 
 
 def _base(recipe: str, file: str) -> Config:
@@ -154,13 +164,16 @@ def _base(recipe: str, file: str) -> Config:
         if tomllib is None:
             raise ValueError("--config reads TOML, which needs Python 3.11 or newer; give the settings as options")
         try:
-            settings = tomllib.loads(Path(file).read_text())
+            settings = {k.replace("-", "_"): v for k, v in tomllib.loads(Path(file).read_text()).items()}
         except tomllib.TOMLDecodeError as error:
             raise ValueError(f"{file}: {error}") from error
         known = {f.name for f in dataclasses.fields(Config)}
         if unknown := sorted(set(settings) - known):
             raise ValueError(f"{file}: unknown settings {', '.join(unknown)}; known are {', '.join(sorted(known))}")
-        config = dataclasses.replace(config, **settings)
+        try:
+            config = dataclasses.replace(config, **settings)
+        except ValueError as error:
+            raise ValueError(f"{file}: {error}") from error
     return config
 
 
@@ -176,7 +189,8 @@ def _eval(chosen: argparse.Namespace) -> None:
     run = load_run(chosen.folder, str(device))
     data = _data(run, chosen.data_root)
     found = evaluate(run.model, run.inputs(data.test, device), run.config.test_turns)
-    print(f"{run.config.model} on {len(data.test)} images of {data.name}: error {found['error']:.2f} %, loss {found['loss']:.4f}")
+    name = _name(run.config.model, run.config.group)
+    print(f"{name} on {len(data.test)} images of {data.name}: error {found['error']:.2f} %, loss {found['loss']:.4f}")
 
 
 def _predict(chosen: argparse.Namespace) -> int:
@@ -200,11 +214,13 @@ def _predict(chosen: argparse.Namespace) -> int:
 
 
 def _pixels(name: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """An image file as bytes of `shape`; what is transparent is white, as viewers show it."""
+    """An image file as bytes of `shape`; light strokes on nothing are laid on black, others on white."""
     import numpy as np
     from PIL import Image
 
     channels, rows, columns = shape
+    if Path(name).is_dir():
+        raise ValueError(f"{name} is a folder; give image files, such as {name}/*.png")
     with Image.open(name) as image:
         if image.size != (columns, rows):
             raise ValueError(
@@ -216,8 +232,10 @@ def _pixels(name: str, shape: tuple[int, ...]) -> torch.Tensor:
                 raise ValueError(f"{name} has values from {values.min()} to {values.max()}, expected 0 to 65535; rescale it")
             wide = image.mode.startswith("I;16") or values.max() > 255
             image = Image.fromarray((values / (257 if wide else 1)).astype(np.uint8))
-        solid = Image.new("RGBA", image.size, "white")
-        solid.alpha_composite(image.convert("RGBA"))
+        drawn = image.convert("RGBA")
+        light, cover = (np.array(part).astype(np.float64) for part in (drawn.convert("L"), drawn.getchannel("A")))
+        solid = Image.new("RGBA", image.size, "black" if (light * cover).sum() > 127 * cover.sum() else "white")
+        solid.alpha_composite(drawn)
         pixels = torch.from_numpy(np.array(solid.convert("L" if channels == 1 else "RGB")))
     return pixels[None] if channels == 1 else pixels.permute(2, 0, 1)
 
@@ -242,6 +260,8 @@ def _check(chosen: argparse.Namespace) -> None:
     if isinstance(first, ToHexagonal):  # pixels do not turn by 60 degrees; what comes after them does
         x, model = first(x), torch.nn.Sequential(*list(model.children())[1:])
     print(explain(model, x, group))
+    if group.order == 1:
+        print(f"{group.name} has no turns, so there was nothing to lose; ask about another group with --group p4")
 
 
 def _demo(chosen: argparse.Namespace) -> None:

@@ -222,7 +222,13 @@ def download(name: str, root: str | Path, base_url: str | None = None) -> None:
         unpacked = kind == "md5-unpacked"
         if unpacked and target.exists() and _unpacked_md5(target) != digest:
             target.unlink()
-        pooch.retrieve(url + file, None if unpacked else known, file, Path(root), progressbar=True)
+        try:
+            pooch.retrieve(url + file, None if unpacked else known, file, Path(root), progressbar=True)
+        except OSError as error:
+            wanted = ", ".join(registry)
+            raise OSError(
+                f"{url + file} could not be fetched ({type(error).__name__}); without a network, put {wanted} into {root}"
+            ) from error
         if unpacked and _unpacked_md5(target) != digest:
             target.unlink()
             raise ValueError(f"{url + file}: what came does not have the known md5 {digest}; try another mirror (base_url=)")
@@ -242,9 +248,9 @@ def _unpacked_md5(path: Path) -> str:
 
 def _remedy(name: str) -> str:
     if name in ("mnist", "rotated_mnist"):
-        return 'gcnn.data.download("mnist", FOLDER) fetches MNIST; "digits" comes with the package'
+        return 'gcnn download mnist --root FOLDER fetches MNIST; "digits" comes with the package'
     if name == "cifar10":
-        return 'gcnn.data.download("cifar10", FOLDER) fetches it'
+        return "gcnn download cifar10 --root FOLDER fetches it"
     return "give the path of the .npz file"
 
 

@@ -6,6 +6,7 @@ torch.nn, sums over the group as functions. What comes out needs nothing of this
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
@@ -71,14 +72,15 @@ def planar(model: nn.Module) -> fx.GraphModule:
     """
     if isinstance(model, GModule | GBatchNorm):  # one layer
         model = nn.Sequential(model).train(model.training)
-    was_training = model.training
+    modes = {m: m.training for m in model.modules()}
     try:
         model.eval()
         graph = _Tracer().trace(model)
-    except (torch.fx.proxy.TraceError, TypeError) as error:
+    except (torch.fx.proxy.TraceError, TypeError, RuntimeError) as error:
         raise ValueError(f"planar: torch.fx cannot trace {type(model).__name__} ({error}); take its parts one by one") from error
     finally:
-        model.train(was_training)
+        for m, mode in modes.items():
+            m.training = mode
     with torch.no_grad():
         return _Planar(model, graph).build()
 
@@ -89,10 +91,11 @@ class _Tracer(fx.Tracer):
 
 
 class _Value(NamedTuple):
-    """A node of the new graph: a tensor as it was, or the planes (N, S K, *X) of a map with that many elements."""
+    """A node of the new graph: a tensor as it was, or the planes (N, S K, *X) of a map with so many elements and channels."""
 
     node: Any
     elements: int | None = None
+    channels: int | None = None
 
 
 class _Planar:
@@ -125,31 +128,31 @@ class _Planar:
         value: Any = self.model
         for part in str(node.target).split("."):
             value = getattr(value, part)
-        name = str(node.target).replace(".", "_")
-        self.root.register_buffer(name, value.detach().clone())
-        return self.graph.get_attr(name)
+        return self._constant(value)
 
     def _output(self, node: fx.Node) -> Any:
         return self.graph.output(fx.map_arg(node.args[0], self._map))
 
     def _call_function(self, node: fx.Node) -> Any:
-        if node.target is torch.cat and self._shared(node) is not None:
-            tensors, dim = (*node.args, node.kwargs.get("dim", 0))[:2]
-            if dim == 1:  # of the K of each element
-                elements = self._shared(node)
-                parts = [self._call("unflatten", self._value(t).node, 1, (elements, -1)) for t in tensors]  # type: ignore[union-attr]
-                joined = self.graph.call_function(torch.cat, (parts, 2))
-                return _Value(self._call("flatten", joined, 1, 2), elements)
+        if node.target is torch.cat:
+            tensors: Any = node.args[0] if node.args else node.kwargs["tensors"]
+            dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
+            parts = [self._value(t) for t in tensors]
+            elements = parts[0].elements
+            if dim == 1 and elements is not None and all(p.elements == elements for p in parts):  # the K of each element
+                by_element = [self._call("unflatten", p.node, 1, (elements, -1)) for p in parts]
+                joined = self._call("flatten", self.graph.call_function(torch.cat, (by_element, 2)), 1, 2)
+                return _Value(joined, elements, sum(p.channels or 0 for p in parts))
         return self._copied(node, node.target in POINTWISE_FUNCTIONS)
 
     def _call_method(self, node: fx.Node) -> Any:
         return self._copied(node, node.target in POINTWISE_METHODS)
 
     def _copied(self, node: fx.Node, pointwise: bool) -> Any:
-        """The node again: on planes if it works number by number and all its maps are of one kind, else on maps."""
-        elements = self._shared(node) if pointwise else None
-        if elements is not None:
-            return _Value(self.graph.node_copy(node, lambda n: self._value(n).node), elements)
+        """The node again: on planes if it works number by number and all its inputs are maps of one kind, else on maps."""
+        kinds = {self._value(n)[1:] for n in node.all_input_nodes}
+        if pointwise and len(kinds) == 1 and (kind := kinds.pop())[0] is not None:
+            return _Value(self.graph.node_copy(node, lambda n: self._value(n).node), *kind)
         return self.graph.node_copy(node, self._map)
 
     def _call_module(self, node: fx.Node) -> Any:
@@ -164,12 +167,16 @@ class _Planar:
                 if isinstance(module, kind):
                     return handle(self, name, module, x)
             raise ValueError(f"planar: {name} ({module}) has no planar form yet; keep it outside and export the parts around it")
-        kept = x.elements if isinstance(module, POINTWISE_MODULES) else None
-        if isinstance(module, nn.PReLU) and x.elements is not None:
-            kept, weight = x.elements, module.weight
-            module = nn.PReLU(weight.numel() * (1 if weight.numel() == 1 else kept))
-            module.weight.data = weight.detach().repeat(module.num_parameters // weight.numel())
-        return _Value(self._insert(name, module, x.node if kept is not None else self._map(x)), kept)
+        if isinstance(module, nn.PReLU) and x.elements is not None and module.num_parameters > 1:
+            made = nn.PReLU(module.num_parameters * x.elements)
+            made.weight.data = module.weight.detach().repeat(x.elements)
+            return x._replace(node=self._insert(name, made, x.node))
+        if isinstance(module, (*POINTWISE_MODULES, nn.PReLU)) and x.elements is not None:
+            return x._replace(node=self._insert(name, copy.deepcopy(module), x.node))
+        args, kwargs = fx.map_arg(node.args, self._map), fx.map_arg(node.kwargs, self._map)
+        made_node = self._insert(name, copy.deepcopy(module))
+        made_node.args, made_node.kwargs = args, kwargs
+        return made_node
 
     # --- layers ----------------------------------------------------------------------------------------------------------------
 
@@ -200,7 +207,7 @@ class _Planar:
             made.bias = nn.Parameter(_plain(spread(module.bias, group.order, groups)))
         y = self._insert(name, made, planes)
         if groups == 1:
-            return _Value(y, group.order)
+            return _Value(y, group.order, module.out_channels)
         maps = self._call("transpose", self._call("unflatten", y, 1, (groups, group.order, -1)), 2, 3)
         return _Value(self._call("flatten", maps, 1, 2))
 
@@ -217,13 +224,16 @@ class _Planar:
     def _norm(self, name: str, module: GBatchNorm, x: _Value) -> _Value:
         if module.running_mean is None or module.running_var is None:
             raise ValueError(f"planar: {name} ({module}) has no running statistics to fold: set track_running_stats")
-        elements = x.elements or 1
+        numbers = (module.running_mean, module.running_var, *((module.weight, module.bias) if module.affine else (None, None)))
+        if x.elements is None:  # an image, or a map that something else made: of unknown rank, with channels along axis 1
+            constants = [None if n is None else self._constant(n) for n in numbers]
+            return _Value(self.graph.call_function(F.batch_norm, (x.node, *constants, False, 0.0, module.eps)))
         kind: Any = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[module.group.dim - 1]
-        made = kind(module.num_features * elements, module.eps, affine=module.affine)
-        made.running_mean, made.running_var = (_plain(spread(n, elements)) for n in (module.running_mean, module.running_var))
+        made = kind(module.num_features * x.elements, module.eps, affine=module.affine)
+        made.running_mean, made.running_var = (_plain(spread(n, x.elements)) for n in numbers[:2])
         if module.affine:
-            made.weight.data, made.bias.data = (_plain(spread(n, elements)) for n in (module.weight, module.bias))
-        return _Value(self._insert(name, made, x.node), x.elements)
+            made.weight.data, made.bias.data = (_plain(spread(n, x.elements)) for n in numbers[2:])
+        return x._replace(node=self._insert(name, made, x.node))
 
     def _pool(self, name: str, module: GModule, x: _Value) -> _Value:
         at, made = module.group.dim - 1, nn.Module()
@@ -240,20 +250,25 @@ class _Planar:
             mode = module.mode if module.mode == "nearest" else ("linear", "bilinear", "trilinear")[at]
             factor: Any = None if module.scale_factor is None else tuple(float(k) for k in module.scale_factor)
             made = nn.Upsample(module.size, factor, mode, module.align_corners)
-        return _Value(self._insert(name, made, x.node), x.elements)
+        if x.elements is not None:
+            return x._replace(node=self._insert(name, made, x.node))
+        dim = module.group.dim  # an image, or a map that something else made
+        flat = self._insert(name, made, self._call("flatten", x.node, 1, -dim - 1))
+        shape = self.graph.call_function(getattr, (x.node, "shape"))
+        fibre = self.graph.call_function(operator.getitem, (shape, slice(1, -dim)))
+        return _Value(self._call("unflatten", flat, 1, fibre))
 
     def _coset_pool(self, name: str, module: CosetPool, x: _Value) -> _Value:
         reduce = "amax" if module.reduce == "max" else "mean"
         if x.elements is None:  # (N, K, S), or a map that something else made
-            x = _Value(self._planes(x, module.group.order), module.group.order)
+            x = _Value(self._planes(x, module.group.order), module.group.order, x.channels)
         by_element = self._call("unflatten", x.node, 1, (x.elements, -1))  # (N, S, K, *X)
         if module._members is None or len(module._members) == 1:
             return _Value(self._call(reduce, by_element, 1))
-        index = f"{name.replace('.', '_')}_members"
-        self.root.register_buffer(index, torch.tensor(module._members).flatten())
-        sorted_ = self._call("index_select", by_element, 1, self.graph.get_attr(index))
+        members = self._constant(torch.tensor(module._members).flatten())
+        sorted_ = self._call("index_select", by_element, 1, members)
         cosets = self._call("unflatten", sorted_, 1, (len(module._members), -1))  # (N, S/|H|, |H|, K, *X)
-        return _Value(self._call("flatten", self._call(reduce, cosets, 2), 1, 2), len(module._members))
+        return _Value(self._call("flatten", self._call(reduce, cosets, 2), 1, 2), len(module._members), x.channels)
 
     _layers: ClassVar[dict[type, Callable[..., _Value]]] = {
         GLinear: _linear,
@@ -269,11 +284,6 @@ class _Planar:
 
     def _value(self, node: Any) -> _Value:
         return self.values[node] if isinstance(node, fx.Node) else _Value(node)
-
-    def _shared(self, node: fx.Node) -> int | None:
-        """The number of elements of all its inputs, if they are planes of one kind."""
-        kinds = {self._value(n).elements for n in node.all_input_nodes}
-        return kinds.pop() if len(kinds) == 1 else None
 
     def _map(self, value: Any) -> Any:
         """As a map (N, K, S, *X): a view."""
@@ -294,15 +304,23 @@ class _Planar:
     def _call(self, method: str, *args: Any) -> fx.Node:
         return self.graph.call_method(method, args)
 
-    def _insert(self, name: str, module: nn.Module, x: Any) -> fx.Node:
+    def _constant(self, value: Tensor) -> fx.Node:
+        name = f"constant_{sum(1 for _ in self.root.buffers(recurse=False))}"
+        self.root.register_buffer(name, value.detach().clone())
+        return self.graph.get_attr(name)
+
+    def _insert(self, name: str, module: nn.Module, *inputs: Any) -> fx.Node:
+        """A call of `module` under its old name, or one like it where that is taken: a layer may serve several kinds of maps."""
         place = self.root
         *path, last = name.split(".")
         for part in path:
             if not hasattr(place, part):
                 place.add_module(part, nn.Module())
             place = getattr(place, part)
+        while hasattr(place, last):
+            last += "_again"
         place.add_module(last, module)
-        return self.graph.call_module(name, (x,))
+        return self.graph.call_module(".".join([*path, last]), inputs)
 
 
 def _plain(numbers: Tensor | None) -> Tensor:

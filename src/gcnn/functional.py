@@ -22,7 +22,7 @@ from gcnn.indices import doubled_coordinates, index_table, places, support
 from gcnn.kernels.expand import expand_filters, transformed
 from gcnn.kernels.fourier import fourier_gcorr, pays
 from gcnn.lattice import check_domain, mask_outside
-from gcnn.layout import fast_form, from_planes, spread, to_planes
+from gcnn.layout import autocasts, fast_form, from_planes, spread, to_planes
 from gcnn.pooling import adaptive_avg_pool, avg_pool, coset_pool, max_pool, pool, restrict, subsample, upsample
 
 Algorithm = Literal["auto", "planar", "fourier"]
@@ -222,11 +222,11 @@ def correlate(
             f'algorithm "fourier" takes maps on the group itself, {shape_text(group, "K")}, got {tuple(x.shape)}; '
             'images and maps over cosets go by "planar" or "auto"'
         )
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or transformed() or not x.numel():  # type: ignore[attr-defined]
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or transformed() or not x.numel() or autocasts(x.device.type):  # type: ignore[attr-defined]
         algorithm = "planar"
     if algorithm == "auto":
         points = x.shape[0] * math.prod(x.shape[-group.dim :])
-        exact = x.dtype == weight.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled("cpu")
+        exact = x.dtype == weight.dtype in (torch.float32, torch.float64)
         able = regular and groups == 1 and x.device.type == "cpu" and exact and all(s == 1 for s in steps)
         taps = weight.shape[2] // group.order
         algorithm = "fourier" if able and pays(group, weight.shape[1], weight.shape[0], taps, points) else "planar"
@@ -234,16 +234,49 @@ def correlate(
         form = fast_form(group.dim, x, weight)
         bank = transform_filter(group, weight, kernel_size, stabilizer, tables, groups, *form)
         return planar_gcorr(group, x, bank, bias, stride, padding, dilation, groups)
-    if isinstance(padding, str):
-        reach = [d * (n - 1) // 2 for d, n in zip(spread_by, kernel_size, strict=True)]
-        padding = reach if padding == "same" else [0] * group.dim
-    pads = as_tuple(group, padding, "padding")
+    pads = _checked(group, x, weight, bias, kernel_size, steps, padding, spread_by, groups)
     parts = zip(mask_outside(group, x).chunk(groups, 1), weight.chunk(groups, 0), strict=True)
     planes = [fourier_gcorr(group, to_planes(m, group.dim), w, kernel_size, steps, pads, spread_by) for m, w in parts]
     y = from_planes(planes[0], group.order) if groups == 1 else torch.cat([from_planes(p, group.order) for p in planes], 1)
     if bias is not None:
         y = y + bias.view(-1, *(1,) * (group.dim + 1))
     return mask_outside(group, y)
+
+
+def _checked(
+    group: Group,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    kernel_size: tuple[int, ...],
+    stride: tuple[int, ...],
+    padding: Size | str,
+    dilation: tuple[int, ...],
+    groups: int,
+) -> tuple[int, ...]:
+    """The padding in whole numbers; a ValueError for what torch's convolutions would refuse."""
+    k_out, k_in = weight.shape[0], weight.shape[1] * groups
+    if x.shape[1] != k_in or k_out % groups:
+        raise ValueError(f"expected filters for {x.shape[1]} channels in {groups} groups, got {tuple(weight.shape[:2])}")
+    if not x.is_floating_point() or x.dtype != weight.dtype or (bias is not None and bias.dtype != x.dtype):
+        raise ValueError(f"expected a map, filters and a bias of one floating point dtype, got {x.dtype} and {weight.dtype}")
+    if bias is not None and bias.shape != (k_out,):
+        raise ValueError(f"expected a bias ({k_out},), got {tuple(bias.shape)}")
+    if min(stride) < 1 or min(dilation) < 1:
+        raise ValueError(f"stride (={stride}) and dilation (={dilation}) must be at least 1")
+    if isinstance(padding, str):
+        if padding not in ("same", "valid") or (padding == "same" and max(stride) > 1):
+            raise ValueError(f'padding must be whole numbers, "valid", or with stride 1 "same", got {padding!r}')
+        padding = [d * (n - 1) // 2 if padding == "same" else 0 for d, n in zip(dilation, kernel_size, strict=True)]
+    pads = as_tuple(group, padding, "padding")
+    if min(pads) < 0:
+        raise ValueError(f"padding (={pads}) must be at least 0")
+    spans = [d * (n - 1) + 1 for d, n in zip(dilation, kernel_size, strict=True)]
+    if any(n + 2 * p < span for n, p, span in zip(x.shape[-group.dim :], pads, spans, strict=True)):
+        raise ValueError(
+            f"a kernel of {tuple(spans)} cells does not fit a map of {tuple(x.shape[-group.dim :])} padded by {pads}"
+        )
+    return pads
 
 
 def check_algorithm(algorithm: str) -> None:

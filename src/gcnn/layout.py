@@ -36,9 +36,14 @@ def spread(numbers: Tensor | None, elements: int, groups: int = 1) -> Tensor | N
     return numbers.view(groups, 1, -1).expand(-1, elements, -1).reshape(-1)
 
 
+def autocasts(kind: str) -> bool:
+    """Whether torch.autocast is at work on this kind of device."""
+    return kind in ("cpu", "cuda", "mps", "xpu") and torch.is_autocast_enabled(kind)
+
+
 def fast_form(dim: int, x: Tensor, weight: Tensor) -> tuple[bool, torch.dtype]:
     """How planar convolutions of `x` are fastest: whether with channels last, and in which dtype autocast wants the filters."""
     kind, dtype = x.device.type, weight.dtype
-    if kind in ("cpu", "cuda", "mps", "xpu") and torch.is_autocast_enabled(kind) and dtype != torch.float64:
+    if autocasts(kind) and dtype != torch.float64:
         dtype = torch.get_autocast_dtype(kind)
     return kind == "cpu" and dim > 1, dtype

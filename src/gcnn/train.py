@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import inspect
 import io
 import json
 import math
@@ -49,7 +50,7 @@ class Config:
     """Settings of a run."""
 
     model: str = "p4cnn"
-    """A name from `gcnn.models.MODELS`: z2cnn, p4cnn, p4cnn-rotpool, digit-resnet."""
+    """A name from `gcnn.models.MODELS`: z2cnn, p4cnn, p4cnn-rotpool, digit-resnet; for CIFAR-10 resnet44, resnet26."""
     group: str = ""
     """Another group for the model, by its name: p4m, p6 ... Empty: the model's own."""
     channels: int = 0
@@ -158,6 +159,11 @@ def make_model(config: Config, classes: int = 10, in_channels: int = 1) -> nn.Mo
         options["widths"] = config.widths
     if config.dropout >= 0:
         options["dropout"] = config.dropout
+    known = inspect.signature(MODELS[config.model][0]).parameters
+    for name in options:
+        if name not in known:
+            taken = [k for k in ("channels", "widths", "dropout") if k in known]
+            raise ValueError(f"{config.model} takes no {name}; what it takes of those is {', '.join(taken) or 'nothing'}")
     return build(config.model, **options)
 
 

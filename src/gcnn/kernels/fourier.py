@@ -94,23 +94,31 @@ class _Fourier(torch.autograd.Function):
     def forward(ctx: Any, planes: Tensor, weight: Tensor, group: Group, *geometry: tuple[int, ...]) -> Tensor:
         ctx.save_for_backward(planes, weight)
         ctx.rest = group, geometry
-        return _correlate(group, planes, weight, *geometry)
+        with torch.autocast(planes.device.type, enabled=False):
+            return _correlate(group, planes, weight, *geometry)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         planes, weight = ctx.saved_tensors
         group, (kernel_size, stride, padding, dilation) = ctx.rest
-        if torch.is_grad_enabled():  # a gradient of the gradient is asked for: the planar algorithm has all of them
+        batched = torch._C._functorch.is_batchedtensor(grads[0]) or torch._C._functorch.is_legacy_batchedtensor(grads[0])
+        if torch.is_grad_enabled() or batched:  # gradients of gradients, or many at once: the planar algorithm has them all
             return (*_by_planar(group, planes, weight, grads[0], kernel_size, stride, padding, dilation), *(None,) * 5)
+        with torch.autocast(planes.device.type, enabled=False):
+            return (*_Fourier._gradients(ctx, grads[0], planes, weight), *(None,) * 5)
+
+    @staticmethod
+    def _gradients(ctx: Any, dy: Tensor, planes: Tensor, weight: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        group, (kernel_size, stride, padding, dilation) = ctx.rest
         d_planes = d_weight = None
         if ctx.needs_input_grad[0]:
-            spread = _insert_zeros(grads[0], stride, planes.shape[2:], kernel_size, padding, dilation)
+            spread = _insert_zeros(dy, stride, planes.shape[2:], kernel_size, padding, dilation)
             adjoint = weight[:, :, _tensor(make_plan(group, kernel_size).adjoint, weight)].transpose(0, 1)
             pad = tuple(d * (n - 1) - p for d, n, p in zip(dilation, kernel_size, padding, strict=True))
             d_planes = _correlate(group, spread, adjoint, kernel_size, (1,) * group.dim, pad, dilation)
         if ctx.needs_input_grad[1]:
-            d_weight = _weight_gradient(group, planes, grads[0], weight, kernel_size, stride, padding, dilation)
-        return d_planes, d_weight, None, None, None, None, None
+            d_weight = _weight_gradient(group, planes, dy, weight, kernel_size, stride, padding, dilation)
+        return d_planes, d_weight
 
 
 def _correlate(group: Group, planes: Tensor, weight: Tensor, *geometry: tuple[int, ...]) -> Tensor:

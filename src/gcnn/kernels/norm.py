@@ -30,7 +30,9 @@ class _TiedNorm(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, elements: int, weight: Tensor | None, bias: Tensor | None, eps: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        rows, k = _rows(x), x.shape[1] // elements
+        last = x.movedim(1, -1).is_contiguous() or not x.is_contiguous()
+        x = _dense(x, last)  # slices of maps have gaps, which torch's sums would not notice
+        rows, k = _rows(x, last), x.shape[1] // elements
         stats: Any = torch.batch_norm_update_stats
         running: Any = (None, None)
         if x.dtype in (torch.float16, torch.bfloat16):  # torch takes the dtype of its sums from these
@@ -43,28 +45,26 @@ class _TiedNorm(torch.autograd.Function):
         planar = numbers.repeat(1, elements)
         y = F.batch_norm(x, planar[0], planar[1], planar[2], planar[3], eps=eps)
         ctx.save_for_backward(x, weight, mean, var)
-        ctx.rest = elements, eps, bias is not None
+        ctx.rest = elements, eps, bias is not None, last
         ctx.mark_non_differentiable(mean, var)
         return y, mean, var
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, var = ctx.saved_tensors
-        elements, eps, has_bias = ctx.rest
+        elements, eps, has_bias, last = ctx.rest
         if torch.is_grad_enabled():  # asked for a graph of the gradient: plain operations have one
             dx, slope, total = _gradient(grads[0], x, elements, weight, eps)
         else:
-            dx, slope, total = _fast_gradient(grads[0], x, elements, weight, mean, var, eps)
+            dx, slope, total = _fast_gradient(_dense(grads[0], last), x, elements, weight, mean, var, eps, last)
         return dx, None, slope if weight is not None else None, total if has_bias else None, None
 
 
 def _fast_gradient(
-    dy: Tensor, x: Tensor, elements: int, weight: Tensor | None, mean: Tensor, var: Tensor, eps: float
+    dy: Tensor, x: Tensor, elements: int, weight: Tensor | None, mean: Tensor, var: Tensor, eps: float, last: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of x, weight and bias in two passes over the planes."""
-    if dy.stride() != x.stride():
-        dy = torch.empty_like(x).copy_(dy)
-    rows, drows = _rows(x), _rows(dy)
+    rows, drows = _rows(x, last), _rows(dy, last)
     k = mean.numel()
     means, variances, ones = torch.stack([mean, var, torch.ones_like(mean)]).repeat(1, rows.shape[1] // k)
     _, slopes, totals = torch.ops.aten.native_batch_norm_backward(
@@ -95,9 +95,14 @@ def _gradient(dy: Tensor, x: Tensor, elements: int, weight: Tensor | None, eps: 
     return to_planes(dx, x.ndim - 2).to(x.dtype), slope, total
 
 
-def _rows(planes: Tensor) -> Tensor:
+def _dense(planes: Tensor, last: bool) -> Tensor:
+    """The planes without gaps in memory, with their channels last or first; themselves, if they are so already."""
+    return planes.movedim(1, -1).contiguous().movedim(-1, 1) if last else planes.contiguous()
+
+
+def _rows(planes: Tensor, last: bool) -> Tensor:
     """Planes whose channels lie last in memory, as (N, W S K, rows, 1), W the last axis of space; others as they are."""
-    last = planes.movedim(1, -1)  # (N, *X, S K)
-    if not last.is_contiguous():
+    if not last:
         return planes
-    return last.reshape(planes.shape[0], -1, planes.shape[-1] * planes.shape[1]).transpose(1, 2)[..., None]
+    rows = planes.movedim(1, -1).reshape(planes.shape[0], -1, planes.shape[-1] * planes.shape[1])  # (N, rows, W S K)
+    return rows.transpose(1, 2)[..., None]
