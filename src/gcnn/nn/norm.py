@@ -65,12 +65,11 @@ class GBatchNorm(nn.modules.batchnorm._BatchNorm):
 
     def _normalise_planes(self, x: Tensor, hexagonal: bool, by_batch: bool) -> Tensor:
         """A map (N, K, S, *X) plane by plane, in the memory format that it has."""
+        traced = torch.compiler.is_compiling() or torch.jit.is_tracing() or transformed()  # type: ignore[attr-defined]
+        if by_batch and (x.device.type != "cpu" or traced):
+            return super().forward(x if x.ndim < 6 else x.flatten(2, 3)).reshape(x.shape)  # cudnn takes five axes
         planes, elements = to_planes(x, self.group.dim), x.shape[2]  # (N, S K, *X)
         if by_batch:
-            if torch.compiler.is_compiling():
-                return self._normalise(x, hexagonal)
-            if x.device.type != "cpu" or torch.jit.is_tracing() or transformed():  # type: ignore[attr-defined]
-                return super().forward(x if x.ndim < 6 else x.flatten(2, 3)).reshape(x.shape)  # cudnn takes five axes
             count = x.numel() // x.shape[1]
             if count == 1:
                 raise ValueError(
