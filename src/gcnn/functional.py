@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gcnn.checks import Size, as_tuple, check_axes, is_map, shape_text
+from gcnn.checks import Size, as_tuple, check_axes, is_map
 from gcnn.groups import Group, Subgroup
 from gcnn.indices import doubled_coordinates, index_table, places, support
 from gcnn.kernels.expand import expand_filters, transformed
@@ -211,17 +211,13 @@ def correlate(
     """The G-correlation with stored filters (K_out, K_in / groups, S_in P), by one of two algorithms with the same result.
 
     "planar" expands the filters to a planar bank (section 7); "fourier" multiplies functions on the point group by their Fourier
-    transforms, which takes fewer multiplications (`gcnn.kernels.fourier`); "auto" takes the faster one. "fourier" is for maps on
-    the group itself. What traces or transforms functions (torch.compile, torch.func) always sees the planar one.
+    transforms, which takes fewer multiplications (`gcnn.kernels.fourier`); "auto" takes the faster one. Images and maps over
+    cosets gain nothing by "fourier", which spreads them over the group first. What traces or transforms functions
+    (torch.compile, torch.func), and torch.autocast, always see the planar one.
     """
     check_algorithm(algorithm)
     steps, spread_by = as_tuple(group, stride, "stride"), as_tuple(group, dilation, "dilation")
-    regular = x.ndim == group.dim + 3 and x.shape[2] == group.order > 1
-    if algorithm == "fourier" and not regular:
-        raise ValueError(
-            f'algorithm "fourier" takes maps on the group itself, {shape_text(group, "K")}, got {tuple(x.shape)}; '
-            'images and maps over cosets go by "planar" or "auto"'
-        )
+    regular = x.ndim == group.dim + 3 and x.shape[2] == group.order
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or transformed() or not x.numel() or autocasts(x.device.type):  # type: ignore[attr-defined]
         algorithm = "planar"
     if algorithm == "auto":
@@ -234,6 +230,12 @@ def correlate(
         form = fast_form(group.dim, x, weight)
         bank = transform_filter(group, weight, kernel_size, stabilizer, tables, groups, *form)
         return planar_gcorr(group, x, bank, bias, stride, padding, dilation, groups)
+    if not regular:  # a function on cosets is one on the group that is constant on each of them
+        within = group.check_subgroup(stabilizer)
+        labels = _tensor(np.array(group.cosets(within)), x)
+        x = (x if x.ndim == group.dim + 3 else x.unsqueeze(2)).index_select(2, labels)
+        shares = weight.unflatten(2, (group.order // len(within), -1)).index_select(2, labels)
+        weight = shares.flatten(2) / len(within)
     pads = _checked(group, x, weight, bias, kernel_size, steps, padding, spread_by, groups)
     parts = zip(mask_outside(group, x).chunk(groups, 1), weight.chunk(groups, 0), strict=True)
     planes = [fourier_gcorr(group, to_planes(m, group.dim), w, kernel_size, steps, pads, spread_by) for m, w in parts]

@@ -189,10 +189,6 @@ class GConv(_Filters):
         super().__init__(group, in_channels, out_channels, kernel_size, groups, bias, stabilizer, device, dtype)
         with naming(self._label()):
             check_algorithm(algorithm)
-            if algorithm == "fourier" and (self.cosets < group.order or group.order == 1):
-                raise ValueError(
-                    'algorithm "fourier" is for maps on the group itself; use "auto" for images and maps over cosets'
-                )
             self.stride = checked_axes(group, "stride", stride, least=1)
             self.dilation = checked_axes(group, "dilation", dilation, least=1)
             self.padding = self._as_padding(padding)
