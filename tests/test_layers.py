@@ -529,3 +529,10 @@ def test_norms_of_maps_with_gaps_in_memory(cut: str) -> None:
         found.append((y, leaf.grad, norm.weight.grad, norm.bias.grad))
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_second_derivatives_of_norms_of_maps_with_gaps() -> None:
+    norm = GBatchNorm(p4, 2).double()
+    whole = torch.randn(3, 2, 4, 4, 4, dtype=torch.double, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: norm(x[..., 1:, ::2]), whole)
+    assert torch.autograd.gradgradcheck(lambda x: norm(x[..., 1:, ::2]), whole)

@@ -21,17 +21,17 @@ def tied_batch_norm(planes: Tensor, elements: int, weight: Tensor | None, bias: 
 
     The statistics have no gradient of their own. Differentiable twice, but not by torch.func.
     """
-    found: tuple[Tensor, ...] = _TiedNorm.apply(planes, elements, weight, bias, eps)
+    last = planes.movedim(1, -1).is_contiguous() or not planes.is_contiguous()
+    dense = _dense(planes, last)  # slices of maps have gaps, which torch's sums would not notice
+    found: tuple[Tensor, ...] = _TiedNorm.apply(dense, elements, weight, bias, eps, last)
     return found
 
 
 class _TiedNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, elements: int, weight: Tensor | None, bias: Tensor | None, eps: float
+        ctx: Any, x: Tensor, elements: int, weight: Tensor | None, bias: Tensor | None, eps: float, last: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        last = x.movedim(1, -1).is_contiguous() or not x.is_contiguous()
-        x = _dense(x, last)  # slices of maps have gaps, which torch's sums would not notice
         rows, k = _rows(x, last), x.shape[1] // elements
         stats: Any = torch.batch_norm_update_stats
         running: Any = (None, None)
@@ -57,7 +57,7 @@ class _TiedNorm(torch.autograd.Function):
             dx, slope, total = _gradient(grads[0], x, elements, weight, eps)
         else:
             dx, slope, total = _fast_gradient(_dense(grads[0], last), x, elements, weight, mean, var, eps, last)
-        return dx, None, slope if weight is not None else None, total if has_bias else None, None
+        return dx, None, slope if weight is not None else None, total if has_bias else None, None, None
 
 
 def _fast_gradient(
