@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,13 +64,16 @@ def regular(group: Group, k: int, size: int, batch: int, cpu: int, quick: bool =
 
 def lifting(group: Group, k: int, size: int, channels: int = 3, quick: bool = False) -> Case:
     """A first layer."""
-    make = lambda: LiftConv(group, channels, k, 3, padding=1, bias=False)  # noqa: E731
+    make = partial(LiftConv, group, channels, k, 3, padding=1, bias=False)
     return Case(group, make, channels, size, 128, 128, on_group=False, quick=quick)
 
 
 def block(group: Group, k: int, size: int, quick: bool = False) -> Case:
     """Convolution, norm, ReLU."""
-    make = lambda: nn.Sequential(GConv(group, k, k, 3, padding=1, bias=False), GBatchNorm(group, k), nn.ReLU())  # noqa: E731
+
+    def make() -> nn.Module:
+        return nn.Sequential(GConv(group, k, k, 3, padding=1, bias=False), GBatchNorm(group, k), nn.ReLU())
+
     return Case(group, make, k, size, 128, 32, quick=quick)
 
 

@@ -19,10 +19,10 @@ from torch import Tensor
 from gcnn.checks import Size, as_tuple, check_axes, is_map
 from gcnn.groups import Group, Subgroup
 from gcnn.indices import doubled_coordinates, index_table, places, support
-from gcnn.kernels.expand import expand_filters, transformed
+from gcnn.kernels.expand import expand_filters
 from gcnn.kernels.fourier import fourier_gcorr, pays
 from gcnn.lattice import check_domain, mask_outside
-from gcnn.layout import autocasts, fast_form, from_planes, spread, to_planes
+from gcnn.layout import as_tensor, autocasts, fast_form, from_planes, spread, to_planes, traced
 from gcnn.pooling import adaptive_avg_pool, avg_pool, coset_pool, max_pool, pool, restrict, subsample, upsample
 
 Algorithm = Literal["auto", "planar", "fourier"]
@@ -67,7 +67,7 @@ def act(group: Group, h: int, x: Tensor, t: Sequence[int] | None = None, stabili
         raise ValueError(f"act: {group.name} translates by {group.dim} integers, got t = {t}")
     if is_map(group, x, stabilizer, "act"):
         sources = group.coset_action(stabilizer)[group.inverse[h]]  # (S_in,): label of h^-1 c
-        x = x.index_select(2, _tensor(sources, x))
+        x = x.index_select(2, as_tensor(sources, x.device))
     size = tuple(int(n) for n in x.shape[-group.dim :])
     matrix = group.arrays[h]
     exchanges = bool((np.abs(matrix).sum(1) == 1).all())
@@ -138,7 +138,7 @@ def gcorr(
     mask = support(group, kernel_size).ravel()
     weight = psi.flatten(-group.dim)  # (K_out, K_in / groups, [S_in,] n^d)
     if not mask.all():
-        weight = weight[..., _tensor(np.flatnonzero(mask), psi)]
+        weight = weight[..., as_tensor(np.flatnonzero(mask), psi.device)]
     weight = weight.flatten(2)  # (K_out, K_in / groups, S_in P)
     return correlate(group, x, weight, bias, kernel_size, stride, padding, dilation, groups, cosets, None, algorithm)
 
@@ -179,7 +179,7 @@ def transform_filter(
     """
     if tables is None:
         found = index_table(group, tuple(kernel_size), group.check_subgroup(stabilizer))
-        tables = (_tensor(found[0], weight), _tensor(found[1], weight))
+        tables = (as_tensor(found[0], weight.device), as_tensor(found[1], weight.device))
     table, inverse = tables  # (S, S_in n^d), (S, S_in P)
     if weight.ndim != 3 or weight.shape[2] != inverse.shape[1]:
         raise ValueError(
@@ -218,7 +218,7 @@ def correlate(
     check_algorithm(algorithm)
     steps, spread_by = as_tuple(group, stride, "stride"), as_tuple(group, dilation, "dilation")
     regular = x.ndim == group.dim + 3 and x.shape[2] == group.order
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or transformed() or not x.numel() or autocasts(x.device.type):  # type: ignore[attr-defined]
+    if traced() or autocasts(x.device.type) or not x.numel():
         algorithm = "planar"
     if algorithm == "auto":
         points = x.shape[0] * math.prod(x.shape[-group.dim :])
@@ -232,7 +232,7 @@ def correlate(
         return planar_gcorr(group, x, bank, bias, stride, padding, dilation, groups)
     if not regular:  # a function on cosets is one on the group that is constant on each of them
         within = group.check_subgroup(stabilizer)
-        labels = _tensor(np.array(group.cosets(within)), x)
+        labels = as_tensor(np.array(group.cosets(within)), x.device)
         x = (x if x.ndim == group.dim + 3 else x.unsqueeze(2)).index_select(2, labels)
         shares = weight.unflatten(2, (group.order // len(within), -1)).index_select(2, labels)
         weight = shares.flatten(2) / len(within)
@@ -321,11 +321,7 @@ def planar_gcorr_transpose(
     return mask_outside(group, from_planes(y, group.order, groups))  # (N, K_out, S, *Y)
 
 
-def _tensor(array: Any, like: Tensor) -> Tensor:
-    return torch.from_numpy(np.array(array)).to(like.device)  # a copy: cached arrays are read-only
-
-
 def _take(x: Tensor, source: Any, dim: int) -> Tensor:
     """`x` with its last `dim` axes read at the flat positions `source`; 0 where those are -1."""
-    y = x.flatten(-dim).index_select(-1, _tensor(source.clip(0).ravel(), x)).unflatten(-1, source.shape)
-    return y.masked_fill(_tensor(source < 0, x), 0) if (source < 0).any() else y
+    y = x.flatten(-dim).index_select(-1, as_tensor(source.clip(0).ravel(), x.device)).unflatten(-1, source.shape)
+    return y.masked_fill(as_tensor(source < 0, x.device), 0) if (source < 0).any() else y

@@ -2,11 +2,14 @@
 
 On the way between our layers both directions are views: planes that lie with their channels last have the memory order
 (N, *X, S, K), in which filters, norms and sums over the group all work on runs of K numbers. A map that a user made in the
-order (N, K, S, *X) is copied once.
+order (N, K, S, *X) is copied once. Also here: who is looking (a compiler, autocast), on which a layer's way of working depends.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,6 +37,24 @@ def spread(numbers: Tensor | None, elements: int, groups: int = 1) -> Tensor | N
     if groups == 1:
         return numbers.repeat(elements)
     return numbers.view(groups, 1, -1).expand(-1, elements, -1).reshape(-1)
+
+
+def as_tensor(array: Any, device: torch.device) -> Tensor:
+    """A cached array as a tensor of its own: those are read-only."""
+    return torch.from_numpy(np.array(array)).to(device)
+
+
+def transformed() -> bool:
+    """Whether torch.jit, torch.func or forward-mode differentiation is at work, which functions with only a backward stop."""
+    if torch.compiler.is_compiling():
+        return False
+    at_work: bool = torch._C._are_functorch_transforms_active() or torch._C._get_tracing_state() is not None
+    return at_work or torch.autograd.forward_ad._current_level >= 0
+
+
+def traced() -> bool:
+    """The same, or a compiler."""
+    return torch.compiler.is_compiling() or transformed()
 
 
 def autocasts(kind: str) -> bool:

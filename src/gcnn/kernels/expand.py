@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gcnn.layout import transformed
+
 library = torch.library.Library("gcnn", "DEF")
 library.define(
     "expand(Tensor weight, Tensor table, Tensor inverse, int cells, int groups, bool channels_last, ScalarType dtype) -> Tensor"
@@ -26,19 +28,10 @@ def expand_filters(
     weight: Tensor, table: Tensor, inverse: Tensor, cells: int, groups: int, channels_last: bool, dtype: torch.dtype
 ) -> Tensor:
     """The bank (S K_out, S_in K_in, cells) of the filters; with `channels_last` its memory is (S K_out, cells, S_in K_in)."""
-    if torch.jit.is_tracing() or transformed():  # type: ignore[attr-defined]
-        return _expand(
-            weight, table, inverse, cells, groups, channels_last, dtype
-        )  # torch's own operations, differentiable in every way
+    if transformed():  # torch's own operations can be traced and differentiated in every way
+        return _expand(weight, table, inverse, cells, groups, channels_last, dtype)
     bank: Tensor = _Expand.apply(weight, table, inverse, cells, groups, channels_last, dtype)
     return bank
-
-
-def transformed() -> bool:
-    """Whether torch.func or forward-mode differentiation is at work, which python functions with a backward alone would stop."""
-    if torch.compiler.is_compiling():
-        return False
-    return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
 
 
 class _Expand(torch.autograd.Function):

@@ -27,6 +27,7 @@ from gcnn.groups import Group, IntArray
 from gcnn.indices import doubled_coordinates, index_table, places, support
 from gcnn.irreps import FloatArray, fourier_matrix, irreps, multiplications
 from gcnn.kernels.expand import expand_filters
+from gcnn.layout import as_tensor
 
 BLOCK = 1 << 23  # bytes of patches worked on at a time
 
@@ -113,7 +114,7 @@ class _Fourier(torch.autograd.Function):
         d_planes = d_weight = None
         if ctx.needs_input_grad[0]:
             spread = _insert_zeros(dy, stride, planes.shape[2:], kernel_size, padding, dilation)
-            adjoint = weight[:, :, _tensor(make_plan(group, kernel_size).adjoint, weight)].transpose(0, 1)
+            adjoint = weight[:, :, as_tensor(make_plan(group, kernel_size).adjoint, weight.device)].transpose(0, 1)
             pad = tuple(d * (n - 1) - p for d, n, p in zip(dilation, kernel_size, padding, strict=True))
             d_planes = _correlate(group, spread, adjoint, kernel_size, (1,) * group.dim, pad, dilation)
         if ctx.needs_input_grad[1]:
@@ -165,19 +166,19 @@ def _weight_gradient(group: Group, planes: Tensor, dy: Tensor, weight: Tensor, *
     taps = patches.plan.cells.shape[1]
     total = torch.zeros(s, taps, k_in, k_out, dtype=patches.dtype, device=dy.device)
     for rho, w in zip(irreps(group), sums, strict=True):
-        matrices = _tensor(rho.matrices, w).to(w.dtype)
+        matrices = as_tensor(rho.matrices, w.device).to(w.dtype)
         total += torch.einsum("lpiko,bkl->bpio", w.view(rho.dim, taps, k_in, rho.dim, k_out), matrices)
-    ordered = total.flatten(0, 1)[_tensor(patches.plan.back, total)]  # (S P, K_in, K_out)
+    ordered = total.flatten(0, 1)[as_tensor(patches.plan.back, total.device)]  # (S P, K_in, K_out)
     return ordered.permute(2, 1, 0).to(weight.dtype).contiguous()
 
 
 def _transform_filters(group: Group, weight: Tensor, plan: Plan) -> list[Tensor]:
     """(K_out, K_in, S P) to one (d, P K_in, d K_out) for each irreducible representation."""
     s, taps = plan.orbit.shape
-    turned = weight[:, :, _tensor(plan.orbit.ravel(), weight)].unflatten(2, (s, taps))  # w~_v(b): (K_out, K_in, S, P)
+    turned = weight[:, :, as_tensor(plan.orbit.ravel(), weight.device)].unflatten(2, (s, taps))  # w~_v(b): (K_out, K_in, S, P)
     found = []
     for rho in irreps(group):
-        matrices = _tensor(rho.matrices, weight).to(weight.dtype)  # (S, k, l)
+        matrices = as_tensor(rho.matrices, weight.device).to(weight.dtype)  # (S, k, l)
         w = torch.einsum("oibp,bkl->lpiko", turned, matrices)
         found.append(w.reshape(rho.dim, taps * weight.shape[1], rho.dim * weight.shape[0]))
     return found
@@ -210,12 +211,12 @@ class _Patches:
         steps = [math.prod(space[i + 1 :]) * s for i in range(group.dim)]  # rows from one cell to the next along each axis
         cells = np.stack(np.unravel_index(self.plan.cells, kernel_size), -1)  # (S, P, d)
         offsets = (cells * np.array(dilation) * np.array(steps)).sum(-1) + np.arange(s)[:, None]
-        self.offsets = _tensor(offsets, planes)[:, None]  # (S, 1, P)
+        self.offsets = as_tensor(offsets, planes.device)[:, None]  # (S, 1, P)
         first = torch.arange(planes.shape[0], device=planes.device) * (math.prod(space) * s)
         for n, step, stride_ in zip(self.size, steps, stride, strict=True):
             first = (first[:, None] + torch.arange(n, device=planes.device) * (step * stride_)).flatten()
         self.first = first[:, None]  # (points, 1)
-        self.matrix = _tensor(self.plan.matrix, planes).to(self.dtype)
+        self.matrix = as_tensor(self.plan.matrix, planes.device).to(self.dtype)
         self.block = max(64, min(self.points, BLOCK // (s * taps * self.k_in * 4)))
         at, self.parts = 0, {}
         for rho in irreps(group):  # (dimension, first coefficient) -> number of coefficients
@@ -247,7 +248,8 @@ def _insert_zeros(
         return dy
     wide = dy.new_zeros(*dy.shape[:2], *full)
     kept = tuple(slice(0, (n - 1) * s + 1, s) for n, s in zip(dy.shape[2:], stride, strict=True))
-    wide[(slice(None), slice(None)) + kept] = dy  # noqa: RUF005
+    index: Any = (..., *kept)
+    wide[index] = dy
     return wide
 
 
@@ -255,7 +257,7 @@ def _by_planar(
     group: Group, planes: Tensor, weight: Tensor, dy: Tensor, kernel_size: tuple[int, ...], *options: tuple[int, ...]
 ) -> tuple[Tensor, ...]:
     """The gradients of the planes and of the filters, with a graph of their own."""
-    table, inverse = (_tensor(t, weight) for t in index_table(group, kernel_size, group.check_subgroup(None)))
+    table, inverse = (as_tensor(t, weight.device) for t in index_table(group, kernel_size, group.check_subgroup(None)))
     stride, padding, dilation = options
     with torch.enable_grad():
         planes, weight = (t if t.requires_grad else t.detach().requires_grad_() for t in (planes, weight))
@@ -263,7 +265,3 @@ def _by_planar(
         bank = expand_filters(weight, table, inverse, math.prod(kernel_size), 1, False, weight.dtype).unflatten(2, kernel_size)
         y = convolve(planes, bank, None, stride, padding, dilation)
         return torch.autograd.grad(y, (planes, weight), dy, create_graph=True)
-
-
-def _tensor(array: Any, like: Tensor) -> Tensor:
-    return torch.from_numpy(np.array(array)).to(like.device)  # a copy: cached arrays are read-only

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -15,7 +14,7 @@ from gcnn.checks import Size, as_tuple, shape_text
 from gcnn.functional import Algorithm, check_algorithm, correlate, planar_gcorr_transpose, transform_filter
 from gcnn.groups import Group, Subgroup
 from gcnn.indices import index_table
-from gcnn.layout import fast_form, spread
+from gcnn.layout import as_tensor, fast_form, spread
 from gcnn.nn.module import Device, GModule, check_group, checked_axes, naming
 from gcnn.pooling import on_planes
 
@@ -72,7 +71,7 @@ class _Filters(GModule):
 
     def _tables_on(self, device: torch.device) -> tuple[Tensor, Tensor]:
         table, inverse = index_table(self.group, self.kernel_size, self.stabilizer)
-        return torch.from_numpy(np.array(table)).to(device), torch.from_numpy(np.array(inverse)).to(device)
+        return as_tensor(table, device), as_tensor(inverse, device)
 
     def _place_tables(self) -> None:
         """Puts the index tables where the parameters are; self.weight may be computed from those (weight_norm, prune)."""

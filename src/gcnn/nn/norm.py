@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 from gcnn.checks import shape_text
 from gcnn.groups import Group
-from gcnn.kernels.expand import transformed
 from gcnn.kernels.norm import tied_batch_norm
 from gcnn.lattice import domain_mask, mask_outside
-from gcnn.layout import from_planes, spread, to_planes
+from gcnn.layout import from_planes, spread, to_planes, traced
 from gcnn.nn.module import Device, GModule, check_group
 
 
@@ -65,8 +64,7 @@ class GBatchNorm(nn.modules.batchnorm._BatchNorm):
 
     def _normalise_planes(self, x: Tensor, hexagonal: bool, by_batch: bool) -> Tensor:
         """A map (N, K, S, *X) plane by plane, in the memory format that it has."""
-        traced = torch.compiler.is_compiling() or torch.jit.is_tracing() or transformed()  # type: ignore[attr-defined]
-        if by_batch and (x.device.type != "cpu" or traced):
+        if by_batch and (x.device.type != "cpu" or traced()):
             return super().forward(x if x.ndim < 6 else x.flatten(2, 3)).reshape(x.shape)  # cudnn takes five axes
         planes, elements = to_planes(x, self.group.dim), x.shape[2]  # (N, S K, *X)
         if by_batch:
