@@ -20,9 +20,9 @@ from gcnn.checks import Size, as_tuple, check_axes, is_map
 from gcnn.groups import Group, Subgroup
 from gcnn.indices import doubled_coordinates, index_table, places, support
 from gcnn.kernels.expand import expand_filters
-from gcnn.kernels.fourier import fourier_gcorr, pays
+from gcnn.kernels.fourier import fourier_gcorr, pays, pays_on_cuda
 from gcnn.lattice import check_domain, mask_outside
-from gcnn.layout import as_tensor, autocasts, fast_form, from_planes, spread, to_planes, traced
+from gcnn.layout import as_tensor, autocasts, fast_form, from_planes, plain, spread, to_planes, traced
 from gcnn.pooling import adaptive_avg_pool, avg_pool, coset_pool, max_pool, pool, restrict, subsample, upsample
 
 Algorithm = Literal["auto", "planar", "fourier"]
@@ -218,16 +218,20 @@ def correlate(
     check_algorithm(algorithm)
     steps, spread_by = as_tuple(group, stride, "stride"), as_tuple(group, dilation, "dilation")
     regular = x.ndim == group.dim + 3 and x.shape[2] == group.order
-    if traced() or autocasts(x.device.type) or not x.numel():
+    form = fast_form(group.dim, x, weight)
+    if traced() or not x.numel() or (autocasts(x.device.type) and not x.is_cuda):
         algorithm = "planar"
     if algorithm == "auto":
         points = x.shape[0] * math.prod(x.shape[-group.dim :])
-        exact = x.dtype == weight.dtype in (torch.float32, torch.float64)
-        able = regular and groups == 1 and x.device.type == "cpu" and exact and all(s == 1 for s in steps)
-        taps = weight.shape[2] // group.order
-        algorithm = "fourier" if able and pays(group, weight.shape[1], weight.shape[0], taps, points) else "planar"
+        sizes = (weight.shape[1], weight.shape[0], weight.shape[2] // group.order, points)
+        faster = regular and groups == 1 and all(s == 1 for s in steps)
+        if x.is_cuda:
+            faster = faster and plain(x) and pays_on_cuda(group, form[1], *sizes)
+        else:
+            exact = x.dtype == weight.dtype in (torch.float32, torch.float64)
+            faster = faster and x.device.type == "cpu" and exact and pays(group, *sizes)
+        algorithm = "fourier" if faster else "planar"
     if algorithm == "planar":
-        form = fast_form(group.dim, x, weight)
         bank = transform_filter(group, weight, kernel_size, stabilizer, tables, groups, *form)
         return planar_gcorr(group, x, bank, bias, stride, padding, dilation, groups)
     if not regular:  # a function on cosets is one on the group that is constant on each of them
@@ -236,12 +240,14 @@ def correlate(
         x = (x if x.ndim == group.dim + 3 else x.unsqueeze(2)).index_select(2, labels)
         shares = weight.unflatten(2, (group.order // len(within), -1)).index_select(2, labels)
         weight = shares.flatten(2) / len(within)
+    if autocasts(x.device.type):
+        x = x.to(form[1])
     pads = _checked(group, x, weight, bias, kernel_size, steps, padding, spread_by, groups)
     parts = zip(mask_outside(group, x).chunk(groups, 1), weight.chunk(groups, 0), strict=True)
     planes = [fourier_gcorr(group, to_planes(m, group.dim), w, kernel_size, steps, pads, spread_by) for m, w in parts]
     y = from_planes(planes[0], group.order) if groups == 1 else torch.cat([from_planes(p, group.order) for p in planes], 1)
     if bias is not None:
-        y = y + bias.view(-1, *(1,) * (group.dim + 1))
+        y = y + bias.to(y.dtype).view(-1, *(1,) * (group.dim + 1))
     return mask_outside(group, y)
 
 
@@ -260,7 +266,8 @@ def _checked(
     k_out, k_in = weight.shape[0], weight.shape[1] * groups
     if x.shape[1] != k_in or k_out % groups:
         raise ValueError(f"expected filters for {x.shape[1]} channels in {groups} groups, got {tuple(weight.shape[:2])}")
-    if not x.is_floating_point() or x.dtype != weight.dtype or (bias is not None and bias.dtype != x.dtype):
+    alike = x.dtype == weight.dtype or autocasts(x.device.type)
+    if not x.is_floating_point() or not alike or (bias is not None and bias.dtype != weight.dtype):
         raise ValueError(f"expected a map, filters and a bias of one floating point dtype, got {x.dtype} and {weight.dtype}")
     if bias is not None and bias.shape != (k_out,):
         raise ValueError(f"expected a bias ({k_out},), got {tuple(bias.shape)}")

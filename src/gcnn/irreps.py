@@ -60,7 +60,7 @@ def irreps_of_table(product: tuple[tuple[int, ...], ...]) -> tuple[Irrep, ...]:
     found: list[Irrep] = []
     seen: list[FloatArray] = []
     for basis in _invariant_parts(table):
-        matrices = np.einsum("bi,abc,cj->aij", basis, left, basis)
+        matrices = _aligned(np.einsum("bi,abc,cj->aij", basis, left, basis), table)
         character = np.trace(matrices, axis1=1, axis2=2)
         if any(np.allclose(character, other, atol=1e-8) for other in seen):
             continue
@@ -89,6 +89,21 @@ def _invariant_parts(table: IntArray) -> list[FloatArray]:
     values, vectors = np.linalg.eigh(right)
     breaks = np.flatnonzero(np.diff(values) > 1e-8) + 1
     return np.split(vectors, breaks, axis=1)
+
+
+def _aligned(matrices: FloatArray, table: IntArray) -> FloatArray:
+    """The representation in a basis in which as many commuting involutions as can be had are diagonal.
+
+    Its matrices, and with them the Fourier transform, then have many zeros: those of p4m and its relatives are signed permutations.
+    """
+    chosen: list[int] = []
+    for a in np.flatnonzero(np.diag(table) == 0):
+        if all(table[a, b] == table[b, a] for b in chosen):
+            chosen.append(int(a))
+    weights = np.cos(np.arange(1, len(chosen) + 1) ** 2 * 0.7071 + 0.3)
+    _, basis = np.linalg.eigh(np.einsum("a,aij->ij", weights, matrices[chosen]))
+    turned = np.einsum("ji,ajk,kl->ail", basis, matrices, basis)
+    return np.where(np.abs(turned) < 1e-12, 0.0, turned)
 
 
 def _commuting(matrices: FloatArray) -> list[FloatArray]:

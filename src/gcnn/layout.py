@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 
 def to_planes(x: Tensor, dim: int, groups: int = 1) -> Tensor:
@@ -57,6 +58,11 @@ def traced() -> bool:
     return torch.compiler.is_compiling() or transformed()
 
 
+def plain(x: Tensor) -> bool:
+    """Whether `x` is a tensor of numbers that our own kernels may read: not a subclass's, not under a mode such as FakeTensorMode."""
+    return type(x) in (Tensor, torch.nn.Parameter) and _get_current_dispatch_mode() is None
+
+
 def autocasts(kind: str) -> bool:
     """Whether torch.autocast is at work on this kind of device."""
     return kind in ("cpu", "cuda", "mps", "xpu") and torch.is_autocast_enabled(kind)
@@ -67,4 +73,21 @@ def fast_form(dim: int, x: Tensor, weight: Tensor) -> tuple[bool, torch.dtype]:
     kind, dtype = x.device.type, weight.dtype
     if autocasts(kind) and dtype != torch.float64:
         dtype = torch.get_autocast_dtype(kind)
-    return kind == "cpu" and dim > 1, dtype
+    if dim == 1 or kind not in ("cpu", "cuda"):
+        return False, dtype
+    if kind == "cuda" and dtype in (torch.float32, torch.float64) and not (traced() or allows_tf32()):
+        return _channels_last(x), dtype  # exact convolutions are about as fast either way: no copies, then
+    return True, dtype
+
+
+def allows_tf32() -> bool:
+    """Whether convolutions on CUDA may round float32 numbers to TF32."""
+    try:
+        return bool(torch.backends.cudnn.allow_tf32)
+    except RuntimeError:  # set by torch's newer fp32_precision
+        return bool(torch.backends.cudnn.conv.fp32_precision == "tf32")
+
+
+def _channels_last(x: Tensor) -> bool:
+    """Whether the planes of a map or image lie with their channels last in memory."""
+    return x.stride(1) == 1 and x.stride(-1) > 1

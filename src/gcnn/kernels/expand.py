@@ -7,7 +7,7 @@ ways, never a scatter, so that gradients are the same in every run. Tables are t
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -93,6 +93,21 @@ def _collect(
     return copies.view(s, count // s, q, k_in).sum(0, dtype=wide).to(dtype).transpose(1, 2)  # (K_out, K_in, Q)
 
 
-for _key in ("CPU", "CUDA", "MPS", "Meta"):
+def _on_cuda(name: str, otherwise: Any) -> Any:
+    """The Triton kernel of that name; where there is no Triton, torch's operations."""
+
+    def run(*arguments: Any) -> Tensor:
+        try:
+            from gcnn.kernels import gather
+        except ImportError:
+            return cast("Tensor", otherwise(*arguments))
+        return cast("Tensor", getattr(gather, name)(*arguments))
+
+    return run
+
+
+for _key in ("CPU", "MPS", "Meta"):
     library.impl("expand", _expand, _key)
     library.impl("collect", _collect, _key)
+library.impl("expand", _on_cuda("expand", _expand), "CUDA")
+library.impl("collect", _on_cuda("collect", _collect), "CUDA")

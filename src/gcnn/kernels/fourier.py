@@ -27,7 +27,7 @@ from gcnn.groups import Group, IntArray
 from gcnn.indices import doubled_coordinates, index_table, places, support
 from gcnn.irreps import FloatArray, fourier_matrix, irreps, multiplications
 from gcnn.kernels.expand import expand_filters
-from gcnn.layout import as_tensor
+from gcnn.layout import as_tensor, plain
 
 BLOCK = 1 << 23  # bytes of patches worked on at a time
 
@@ -63,6 +63,11 @@ def make_plan(group: Group, kernel_size: tuple[int, ...]) -> Plan:
     for array in found:
         array.setflags(write=False)
     return found
+
+
+def pays_on_cuda(group: Group, dtype: torch.dtype, k_in: int, k_out: int, taps: int, points: int) -> bool:
+    """Whether the Fourier algorithm is the faster one on a GPU, by a model of the two."""
+    return False
 
 
 def pays(group: Group, k_in: int, k_out: int, taps: int, points: int) -> bool:
@@ -114,7 +119,11 @@ class _Fourier(torch.autograd.Function):
         d_planes = d_weight = None
         if ctx.needs_input_grad[0]:
             spread = _insert_zeros(dy, stride, planes.shape[2:], kernel_size, padding, dilation)
-            adjoint = weight[:, :, as_tensor(make_plan(group, kernel_size).adjoint, weight.device)].transpose(0, 1)
+            if _on_cuda(dy):
+                index = _triton().tables(group, kernel_size, dy.device).adjoint
+            else:
+                index = as_tensor(make_plan(group, kernel_size).adjoint, weight.device)
+            adjoint = weight.transpose(0, 1).index_select(2, index)
             pad = tuple(d * (n - 1) - p for d, n, p in zip(dilation, kernel_size, padding, strict=True))
             d_planes = _correlate(group, spread, adjoint, kernel_size, (1,) * group.dim, pad, dilation)
         if ctx.needs_input_grad[1]:
@@ -122,7 +131,24 @@ class _Fourier(torch.autograd.Function):
         return d_planes, d_weight
 
 
+@lru_cache(maxsize=1)
+def _triton() -> Any:
+    """The algorithm's kernels for a GPU; None where Triton is not installed."""
+    try:
+        from gcnn.kernels import fourier_cuda
+    except ImportError:
+        return None
+    return fourier_cuda
+
+
+def _on_cuda(planes: Tensor) -> bool:
+    return planes.is_cuda and plain(planes) and _triton() is not None
+
+
 def _correlate(group: Group, planes: Tensor, weight: Tensor, *geometry: tuple[int, ...]) -> Tensor:
+    if _on_cuda(planes):
+        found: Tensor = _triton().correlate(group, planes, weight, *geometry)
+        return found
     patches = _Patches(group, planes, *geometry)
     k_out, s = weight.shape[0], group.order
     filters = _transform_filters(group, weight.to(patches.dtype), patches.plan)
@@ -144,6 +170,9 @@ def _correlate(group: Group, planes: Tensor, weight: Tensor, *geometry: tuple[in
 
 
 def _weight_gradient(group: Group, planes: Tensor, dy: Tensor, weight: Tensor, *geometry: tuple[int, ...]) -> Tensor:
+    if _on_cuda(planes):
+        found: Tensor = _triton().weight_gradient(group, planes, dy, weight, *geometry)
+        return found
     patches = _Patches(group, planes, *geometry)
     k_out, k_in, s = weight.shape[0], weight.shape[1], group.order
     rows = dy.movedim(1, -1).reshape(patches.points, s, k_out)

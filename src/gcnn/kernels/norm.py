@@ -7,6 +7,7 @@ shorter, so exacter, and torch makes them in half the time. The layer is `gcnn.n
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -16,15 +17,56 @@ from torch import Tensor
 from gcnn.layout import from_planes, to_planes
 
 
-def tied_batch_norm(planes: Tensor, elements: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, ...]:
-    """Planes (N, S K, *X) normalised by the statistics of each G-feature map; those too: mean (K,) and variance (K,), biased.
+Running = tuple[Tensor, Tensor]
 
-    The statistics have no gradient of their own. Differentiable twice, but not by torch.func.
+
+def tied_batch_norm(
+    planes: Tensor,
+    elements: int,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    running: Running | None = None,
+    rate: float | Tensor = 0.0,
+) -> Tensor:
+    """Planes (N, S K, *X) normalised by the statistics of each G-feature map.
+
+    The running mean and variance (K,), if given, move towards those by `rate`. Differentiable twice, but not by torch.func.
     """
     last = planes.movedim(1, -1).is_contiguous() or not planes.is_contiguous()
     dense = _dense(planes, last)  # slices of maps have gaps, which torch's sums would not notice
-    found: tuple[Tensor, ...] = _TiedNorm.apply(dense, elements, weight, bias, eps, last)
+    if planes.is_cuda:
+        at_once = running if isinstance(rate, float) else None
+        y, mean, var = _CudaTiedNorm.apply(dense, elements, weight, bias, eps, last, at_once, rate)
+    else:
+        at_once = None
+        y, mean, var = _TiedNorm.apply(dense, elements, weight, bias, eps, last)
+    if running is not None and at_once is None:
+        count = planes.numel() // mean.numel()
+        follow(running, mean, var * (count / (count - 1)), rate)
+    found: Tensor = y
     return found
+
+
+def follow(running: Running, mean: Tensor, unbiased: Tensor, rate: float | Tensor) -> None:
+    """Moves running statistics towards those of a batch."""
+    with torch.no_grad():
+        for number, seen in zip(running, (mean, unbiased), strict=True):
+            number.lerp_(seen.detach().to(number.dtype), rate)
+
+
+def has_fast_norm(device: torch.device) -> bool:
+    """Whether `tied_batch_norm` is there for maps on the device."""
+    return device.type == "cpu" or (device.type == "cuda" and _triton() is not None)
+
+
+@lru_cache(maxsize=1)
+def _triton() -> Any:
+    try:
+        from gcnn.kernels import pool_stats
+    except ImportError:
+        return None
+    return pool_stats
 
 
 class _TiedNorm(torch.autograd.Function):
@@ -40,8 +82,8 @@ class _TiedNorm(torch.autograd.Function):
         means, variances = stats(rows, *running, 0.0)
         between, mean = torch.var_mean(means.view(-1, k), 0, correction=0)  # (S K or W S K,) to (K,)
         var = variances.view(-1, k).mean(0).add_(between)
-        one, zero = torch.ones_like(mean), torch.zeros_like(mean)
-        numbers = torch.stack([mean, var, one if weight is None else weight, zero if bias is None else bias])
+        scale = torch.ones_like(mean) if weight is None else weight
+        numbers = torch.stack([mean, var, scale, torch.zeros_like(mean) if bias is None else bias])
         planar = numbers.repeat(1, elements)
         y = F.batch_norm(x, planar[0], planar[1], planar[2], planar[3], eps=eps)
         ctx.save_for_backward(x, weight, mean, var)
@@ -58,6 +100,60 @@ class _TiedNorm(torch.autograd.Function):
         else:
             dx, slope, total = _fast_gradient(_dense(grads[0], last), x, elements, weight, mean, var, eps, last)
         return dx, None, slope if weight is not None else None, total if has_bias else None, None, None
+
+
+class _CudaTiedNorm(torch.autograd.Function):
+    """The same with the kernels of torch's SyncBatchNorm: what it pools over processes is pooled over the planes of a map."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        elements: int,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+        last: bool,
+        running: Running | None,
+        rate: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        rows, k = _matrix(x, last), x.shape[1] // elements
+        torch_: Any = torch  # these functions have no types
+        means, variances = torch_.batch_norm_update_stats(rows, None, None, 0.0)
+        points = x.numel() // x.shape[1]
+        planar, tied = _triton().pool_statistics(means, variances, k, points, weight, bias, eps, running, rate)
+        y = torch_.batch_norm_elemt(rows, planar[2], planar[3], planar[0], planar[1], eps)
+        ctx.save_for_backward(x, weight, planar)
+        ctx.rest = elements, eps, bias is not None, last
+        mean, var = tied.unbind()
+        ctx.mark_non_differentiable(mean, var)
+        return _unmatrix(y, x, last), mean, var
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, planar = ctx.saved_tensors
+        elements, eps, has_bias, last = ctx.rest
+        if torch.is_grad_enabled():
+            dx, slope, total = _gradient(grads[0], x, elements, weight, eps)
+        else:
+            rows, drows = _matrix(x, last), _matrix(_dense(grads[0], last), last)
+            torch_: Any = torch
+            sums = torch_.batch_norm_backward_reduce(drows, rows, planar[0], planar[1], planar[2], True, True, True)
+            points, k = x.numel() // x.shape[1], x.shape[1] // elements
+            tied, numbers, count = _triton().pool_gradients(sums, k, points)
+            dx = torch_.batch_norm_backward_elemt(drows, rows, planar[0], planar[1], planar[2], tied[0], tied[1], count)
+            dx, (slope, total) = _unmatrix(dx, x, last), numbers.unbind()
+        return dx, None, slope if weight is not None else None, total if has_bias else None, None, None, None, None
+
+
+def _matrix(planes: Tensor, last: bool) -> Tensor:
+    """Planes whose channels lie last in memory, as (points, S K); others as (N, S K, points)."""
+    return planes.movedim(1, -1).reshape(-1, planes.shape[1]) if last else planes.flatten(2)
+
+
+def _unmatrix(rows: Tensor, like: Tensor, last: bool) -> Tensor:
+    """Back from `_matrix`."""
+    return rows.view(like.shape[0], *like.shape[2:], like.shape[1]).movedim(-1, 1) if last else rows.view(like.shape)
 
 
 def _fast_gradient(

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gcnn.checks import shape_text
 from gcnn.groups import Group
-from gcnn.kernels.norm import tied_batch_norm
+from gcnn.kernels.norm import follow, has_fast_norm, tied_batch_norm
 from gcnn.lattice import domain_mask, mask_outside
 from gcnn.layout import from_planes, spread, to_planes, traced
 from gcnn.nn.module import Device, GModule, check_group
@@ -64,7 +62,7 @@ class GBatchNorm(nn.modules.batchnorm._BatchNorm):
 
     def _normalise_planes(self, x: Tensor, hexagonal: bool, by_batch: bool) -> Tensor:
         """A map (N, K, S, *X) plane by plane, in the memory format that it has."""
-        if by_batch and (x.device.type != "cpu" or traced()):
+        if by_batch and (traced() or not has_fast_norm(x.device)):
             return super().forward(x if x.ndim < 6 else x.flatten(2, 3)).reshape(x.shape)  # cudnn takes five axes
         planes, elements = to_planes(x, self.group.dim), x.shape[2]  # (N, S K, *X)
         if by_batch:
@@ -73,25 +71,22 @@ class GBatchNorm(nn.modules.batchnorm._BatchNorm):
                 raise ValueError(
                     f"GBatchNorm({self.group}, {self.num_features}): one value a channel has no variance, got {tuple(x.shape)}"
                 )
-            y, mean, var = tied_batch_norm(planes, elements, self.weight, self.bias, self.eps)
-            self._follow(mean, var * (count / (count - 1)))
-            return from_planes(y, elements)
+            running, rate = self._running()
+            return from_planes(tied_batch_norm(planes, elements, self.weight, self.bias, self.eps, running, rate), elements)
         numbers = [spread(n, elements) for n in (self.running_mean, self.running_var, self.weight, self.bias)]
         y = from_planes(F.batch_norm(planes, numbers[0], numbers[1], numbers[2], numbers[3], eps=self.eps), elements)
         return mask_outside(self.group, y) if hexagonal else y
 
-    def _follow(self, mean: Tensor, unbiased: Tensor) -> None:
-        """Moves the running statistics towards those of a batch."""
+    def _running(self) -> tuple[tuple[Tensor, Tensor] | None, float | Tensor]:
+        """The running statistics that follow this batch, if any do, and the rate at which."""
         if not (self.training and self.track_running_stats):
-            return
+            return None, 0.0
         assert self.num_batches_tracked is not None
         assert self.running_mean is not None
         assert self.running_var is not None
-        with torch.no_grad():
-            self.num_batches_tracked.add_(1)
-            rate: Any = self.momentum if self.momentum is not None else 1 / self.num_batches_tracked.float()
-            self.running_mean.lerp_(mean.to(self.running_mean.dtype), rate)
-            self.running_var.lerp_(unbiased.to(self.running_var.dtype), rate)
+        self.num_batches_tracked.add_(1)
+        rate = float(self.momentum) if self.momentum is not None else 1 / self.num_batches_tracked.float()
+        return (self.running_mean, self.running_var), rate
 
     def _normalise(self, x: Tensor, hexagonal: bool) -> Tensor:
         """By the statistics of the cells inside a hexagonal domain, or of several processes together."""
@@ -109,7 +104,9 @@ class GBatchNorm(nn.modules.batchnorm._BatchNorm):
         centred = mask_outside(self.group, centred) if hexagonal else centred
         squares = _sum_by_channel(centred.square())
         var = (_over_processes(squares) if self.sync else squares) / count
-        self._follow(mean, var * (count / (count - 1).clamp(min=1)))
+        running, rate = self._running()
+        if running is not None:
+            follow(running, mean, var * (count / (count - 1).clamp(min=1)), rate)
         y = centred * (var + self.eps).rsqrt().reshape(channel)
         if self.affine:
             y = y * self.weight.reshape(channel) + self.bias.reshape(channel)

@@ -1,0 +1,304 @@
+"""The Fourier algorithm on a GPU (see `gcnn.kernels.fourier`): transforms in Triton, products by cuBLAS.
+
+Coefficients of representations of one dimension and type, a run, are kept together, so that each run is one batched product:
+patches (n, d / kind B, d P K_in) times filters (n, d P K_in, d K_out), for n representations and a block of B points.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gcnn.groups import Group
+from gcnn.irreps import fourier_matrix, irreps
+from gcnn.kernels.fourier import make_plan
+from gcnn.layout import allows_tf32, as_tensor
+
+BLOCK = 1 << 27  # bytes of patches worked on at a time, or as many as the planes have
+
+
+class Run(NamedTuple):
+    """Representations of one dimension and type, one after the other."""
+
+    count: int
+    dim: int
+    rows: int
+    """d / kind."""
+    first: int
+    """The first of their coefficients."""
+
+
+class Layout(NamedTuple):
+    """Where coefficients lie, as constants for the kernels."""
+
+    runs: tuple[Run, ...]
+    matrix: tuple[float, ...]
+    """The Fourier transform, row by row."""
+    start: tuple[int, ...]
+    """Of each coefficient: rows of B before it, times B."""
+    dim: tuple[int, ...]
+    part: tuple[int, ...]
+    entry: tuple[int, ...]
+    """Of each coefficient: the first of its representation's entries of the filters."""
+
+
+@lru_cache(maxsize=128)
+def layout(group: Group) -> Layout:
+    """The layout for a group, cached."""
+    runs, at = [], 0
+    start: list[int] = []
+    dims: list[int] = []
+    part: list[int] = []
+    entry: list[int] = []
+    entries = 0
+    for (dim, kind), same in groupby(irreps(group), key=lambda rho: (rho.dim, rho.kind)):
+        count = len(list(same))
+        runs.append(Run(count, dim, dim // kind, at))
+        for i in range(count * dim // kind):
+            start += [at + i * dim] * dim
+            dims += [dim] * dim
+            part += range(dim)
+            entry += [entries + i // (dim // kind) * dim * dim] * dim
+        at += count * dim * dim // kind
+        entries += count * dim * dim
+    matrix = np.where(np.abs(fourier_matrix(group)) < 1e-12, 0.0, fourier_matrix(group))
+    return Layout(tuple(runs), tuple(float(m) for m in matrix.ravel()), tuple(start), tuple(dims), tuple(part), tuple(entry))
+
+
+class Tables(NamedTuple):
+    """What depends on the group and the kernel alone, on a device."""
+
+    cells: Tensor
+    """(S, P, 3): the cell of the kernel box where a v lies."""
+    orbit: Tensor
+    back: Tensor
+    adjoint: Tensor
+    filters: Tensor
+    """(sum of d^2, S): entries rho(b)[k, l] of each representation, ordered by l, then k."""
+
+
+@lru_cache(maxsize=64)
+def tables(group: Group, kernel_size: tuple[int, ...], device: torch.device) -> Tables:
+    """The tables, cached: the callers see to it that no mode of torch is at work that would spoil them for others."""
+    with torch.inference_mode(False):
+        plan = make_plan(group, kernel_size)
+        cells = np.stack(np.unravel_index(plan.cells, (1,) * (3 - group.dim) + kernel_size), -1).astype(np.int32)
+        entries = [rho.matrices.transpose(2, 1, 0).reshape(-1, group.order) for rho in irreps(group)]
+        arrays = (cells, plan.orbit.ravel(), plan.back, plan.adjoint, np.concatenate(entries))
+        return Tables(*(as_tensor(a, device) for a in arrays))
+
+
+@contextmanager
+def matmul_precision(tf32: bool) -> Iterator[None]:
+    """Products in TF32 or not; afterwards it is as before."""
+    backend: Any = torch.backends.cuda.matmul
+    before = backend.allow_tf32
+    backend.allow_tf32 = tf32
+    try:
+        yield
+    finally:
+        backend.allow_tf32 = before
+
+
+class Patches:
+    """What every point of the result sees of the planes, block by block, transformed over the point group."""
+
+    def __init__(
+        self,
+        group: Group,
+        planes: Tensor,
+        kernel_size: tuple[int, ...],
+        stride: tuple[int, ...],
+        padding: tuple[int, ...],
+        dilation: tuple[int, ...],
+    ) -> None:
+        self.layout, self.cells = layout(group), tables(group, kernel_size, planes.device).cells
+        self.rows = planes.movedim(1, -1).contiguous()  # (N, *X, S K_in)
+        self.order, self.taps, _ = self.cells.shape
+        self.k_in = planes.shape[1] // self.order
+        self.size = tuple(
+            (n + 2 * p - d * (k - 1) - 1) // step + 1
+            for n, k, step, p, d in zip(planes.shape[2:], kernel_size, stride, padding, dilation, strict=True)
+        )
+        self.points = planes.shape[0] * math.prod(self.size)
+        flat = (1,) * (3 - group.dim)  # axes that are not there
+        none = (0,) * (3 - group.dim)
+        self.geometry = (*flat, *planes.shape[2:], *flat, *self.size, *flat, *stride, *none, *padding, *flat, *dilation)
+        self.width = self.taps * self.k_in
+        bytes_ = self.order * self.width * planes.element_size()
+        self.block = min(self.points, max(256, max(BLOCK, planes.numel() * planes.element_size()) // bytes_))
+
+    def blocks(self) -> list[tuple[int, int]]:
+        """(start, stop) of each block of points."""
+        return [(i, min(i + self.block, self.points)) for i in range(0, self.points, self.block)]
+
+    def transformed(self, start: int, stop: int, out: Tensor) -> list[Tensor]:
+        """One (n, d / kind B, d P K_in) for each run, in the memory of `out`."""
+        block_m, block_k = tile(self.order, self.k_in)
+        grid = (triton.cdiv(stop - start, block_m), self.taps * triton.cdiv(self.k_in, block_k))
+        _patches[grid](
+            self.rows, out, self.cells, start, stop - start, self.k_in, self.taps, *self.geometry,
+            self.layout.matrix, self.layout.start, self.layout.dim, self.layout.part, self.order, wide(self.rows), block_m, block_k,
+        )  # fmt: skip
+        return self.split(out, stop - start, self.width)
+
+    def split(self, numbers: Tensor, points: int, width: int) -> list[Tensor]:
+        """S coefficients of `points` points and `width` numbers, run by run."""
+        found = []
+        for run in self.layout.runs:
+            size = run.count * run.rows * run.dim * points * width
+            found.append(numbers[run.first * points * width :][:size].view(run.count, run.rows * points, run.dim * width))
+        return found
+
+
+def correlate(group: Group, planes: Tensor, weight: Tensor, *geometry: tuple[int, ...]) -> Tensor:
+    """Planes (N, S K_in, *X) and filters (K_out, K_in, S P) to planes (N, S K_out, *Y), channels last in memory."""
+    patches = Patches(group, planes, *geometry)
+    k_out, s = weight.shape[0], group.order
+    filters = transform_filters(group, weight, geometry[0], planes.dtype)
+    out = planes.new_empty(patches.points, s, k_out)
+    hat = planes.new_empty(s * patches.block * patches.width)
+    product = planes.new_empty(s * patches.block * k_out)
+    block_m, block_k = tile(s, k_out)
+    with matmul_precision(allows_tf32()):
+        for start, stop in patches.blocks():
+            results = patches.split(product, stop - start, k_out)
+            for x, w, y in zip(patches.transformed(start, stop, hat), filters, results, strict=True):
+                torch.bmm(x, w, out=y)
+            grid = (triton.cdiv(stop - start, block_m), triton.cdiv(k_out, block_k))
+            _restore[grid](
+                product, out[start:stop], stop - start, k_out,
+                patches.layout.matrix, patches.layout.start, patches.layout.dim, patches.layout.part, s, wide(planes), block_m, block_k,
+            )  # fmt: skip
+    return out.view(planes.shape[0], *patches.size, s * k_out).movedim(-1, 1)
+
+
+def weight_gradient(group: Group, planes: Tensor, dy: Tensor, weight: Tensor, *geometry: tuple[int, ...]) -> Tensor:
+    """The gradient of the filters (K_out, K_in, S P)."""
+    patches = Patches(group, planes, *geometry)
+    ones, zeros = (1,) * group.dim, (0,) * group.dim
+    results = Patches(group, dy, ones, ones, zeros, ones)  # what a point sees of the gradient is its own value
+    k_out, k_in, s = weight.shape[0], weight.shape[1], group.order
+    fine = torch.promote_types(planes.dtype, torch.float32)
+    sums = [
+        torch.zeros(r.count, r.dim * patches.width, r.dim * k_out, dtype=fine, device=dy.device) for r in patches.layout.runs
+    ]
+    hat = planes.new_empty(s * patches.block * patches.width)
+    grad = planes.new_empty(s * patches.block * k_out)
+    with matmul_precision(allows_tf32()):
+        for start, stop in patches.blocks():
+            seen, wanted = patches.transformed(start, stop, hat), results.transformed(start, stop, grad)
+            for total, x, y in zip(sums, seen, wanted, strict=True):
+                if fine == planes.dtype:
+                    total.baddbmm_(x.mT, y)
+                else:
+                    total += torch.bmm(x.mT, y)
+    found = tables(group, geometry[0], dy.device)
+    parts = [
+        total.view(r.count, r.dim, patches.taps, k_in, r.dim, k_out).permute(0, 1, 4, 2, 3, 5).reshape(r.count * r.dim**2, -1)
+        for r, total in zip(patches.layout.runs, sums, strict=True)
+    ]
+    with matmul_precision(tf32=False):
+        turned = found.filters.to(fine).t().mm(torch.cat(parts))  # (S, P K_in K_out)
+    ordered = turned.view(s * patches.taps, k_in, k_out)[found.back]
+    return ordered.permute(2, 1, 0).to(weight.dtype).contiguous()
+
+
+def transform_filters(group: Group, weight: Tensor, kernel_size: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
+    """(K_out, K_in, S P) to one (n, d P K_in, d K_out) for each run."""
+    k_out, k_in, _ = weight.shape
+    entries = entries_of(group, weight, kernel_size, dtype)
+    at, filters = 0, []
+    for run in layout(group).runs:
+        part = entries[at : at + run.count * run.dim**2].view(run.count, run.dim, run.dim, -1, k_in, k_out)
+        filters.append(part.permute(0, 1, 3, 4, 2, 5).reshape(run.count, -1, run.dim * k_out))
+        at += run.count * run.dim**2
+    return filters
+
+
+def entries_of(group: Group, weight: Tensor, kernel_size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """(K_out, K_in, S P) to (sum of d^2, P K_in K_out): the matrices of each representation, ordered by l, then k."""
+    found = tables(group, kernel_size, weight.device)
+    fine = torch.promote_types(weight.dtype, torch.float32)
+    turned = weight.to(fine).permute(2, 1, 0).index_select(0, found.orbit)  # (S P, K_in, K_out)
+    with matmul_precision(tf32=False):
+        return found.filters.to(fine).mm(turned.view(group.order, -1)).to(dtype)
+
+
+def tile(order: int, channels: int) -> tuple[int, int]:
+    """Points and channels of one program, so that S numbers for each fit the registers of 128 threads."""
+    numbers = 128 * max(1, min(8, 64 // triton.next_power_of_2(order)))
+    block_k = min(64, numbers, triton.next_power_of_2(channels))
+    return numbers // block_k, block_k
+
+
+def wide(x: Tensor) -> Any:
+    """The dtype in which the kernels add."""
+    return tl.float64 if x.dtype == torch.float64 else tl.float32
+
+
+@triton.jit
+def _patches(
+    x, out, cells, first, count, k_in, taps,
+    x0, x1, x2, y0, y1, y2, step0, step1, step2, pad0, pad1, pad2, dil0, dil1, dil2,
+    MATRIX: tl.constexpr, START: tl.constexpr, DIM: tl.constexpr, PART: tl.constexpr,
+    S: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    point = first + row
+    blocks = tl.cdiv(k_in, BLOCK_K)
+    tap, k = tl.program_id(1) // blocks, tl.program_id(1) % blocks * BLOCK_K + tl.arange(0, BLOCK_K)
+    c2, rest = point % y2 * step2 - pad2, point // y2
+    c1, rest = rest % y1 * step1 - pad1, rest // y1
+    c0, image = rest % y0 * step0 - pad0, rest // y0
+    values = ()
+    for a in tl.static_range(S):
+        cell = cells + (a * taps + tap) * 3
+        u0 = c0 + tl.load(cell) * dil0
+        u1 = c1 + tl.load(cell + 1) * dil1
+        u2 = c2 + tl.load(cell + 2) * dil2
+        inside = (row < count) & (u0 >= 0) & (u0 < x0) & (u1 >= 0) & (u1 < x1) & (u2 >= 0) & (u2 < x2)
+        at = (((image * x0 + u0) * x1 + u1) * x2 + u2).to(tl.int64) * (S * k_in) + a * k_in
+        seen = tl.load(x + at[:, None] + k[None, :], mask=inside[:, None] & (k < k_in)[None, :], other=0.0)
+        values = values + (seen.to(WIDE),)
+    width = taps * k_in
+    kept = (row < count)[:, None] & (k < k_in)[None, :]
+    for c in tl.static_range(S):
+        total = tl.zeros((BLOCK_M, BLOCK_K), WIDE)
+        for a in tl.static_range(S):
+            if MATRIX[c * S + a] != 0.0:
+                total += values[a] * MATRIX[c * S + a]
+        at = (START[c] * count + row * DIM[c] + PART[c]).to(tl.int64) * width + tap * k_in
+        tl.store(out + at[:, None] + k[None, :], total.to(out.dtype.element_ty), mask=kept)
+
+
+@triton.jit
+def _restore(
+    y, out, count, k_out,
+    MATRIX: tl.constexpr, START: tl.constexpr, DIM: tl.constexpr, PART: tl.constexpr,
+    S: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
+    kept = (row < count)[:, None] & (k < k_out)[None, :]
+    values = ()
+    for c in tl.static_range(S):
+        at = (START[c] * count + row * DIM[c] + PART[c]).to(tl.int64) * k_out
+        values = values + (tl.load(y + at[:, None] + k[None, :], mask=kept, other=0.0).to(WIDE),)
+    for a in tl.static_range(S):
+        total = tl.zeros((BLOCK_M, BLOCK_K), WIDE)
+        for c in tl.static_range(S):
+            if MATRIX[c * S + a] != 0.0:
+                total += values[c] * MATRIX[c * S + a]
+        at = row.to(tl.int64) * (S * k_out) + a * k_out
+        tl.store(out + at[:, None] + k[None, :], total.to(out.dtype.element_ty), mask=kept)

@@ -1,0 +1,104 @@
+"""gcnn::expand and gcnn::collect on a GPU, in Triton: one gather each (see `gcnn.kernels.expand`)."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 1024
+
+
+def expand(
+    weight: Tensor, table: Tensor, inverse: Tensor, cells: int, groups: int, channels_last: bool, dtype: torch.dtype
+) -> Tensor:
+    """The bank (S K_out, S_in K_in, cells)."""
+    rows = weight.to(dtype).transpose(1, 2).contiguous()  # (K_out, Q, K_in): runs of K_in numbers are copied
+    k_out, q, k_in = rows.shape
+    (s, places), width = table.shape, table.shape[1] * k_in
+    bank = torch.empty(s * k_out, width, dtype=dtype, device=weight.device)
+    grid = (s * k_out, triton.cdiv(width, BLOCK))
+    if bank.numel():
+        _expand[grid](rows, table, bank, k_out // groups, k_in, q, s, places, cells, width, channels_last, BLOCK)
+    if channels_last:
+        return bank.view(s * k_out, cells, -1).transpose(1, 2)
+    return bank.view(s * k_out, -1, cells)
+
+
+def collect(
+    bank: Tensor, table: Tensor, inverse: Tensor, cells: int, groups: int, channels_last: bool, dtype: torch.dtype
+) -> Tensor:
+    """The sum over the S copies of every number, (K_out, K_in, Q), always in the same order."""
+    (s, q), places = inverse.shape, table.shape[1]
+    bank = bank.transpose(1, 2).contiguous() if channels_last else bank.contiguous()
+    k_out, k_in = bank.shape[0] // s, bank.numel() // (bank.shape[0] * places)
+    weight = torch.empty(k_out, q, k_in, dtype=dtype, device=bank.device)
+    width = places * k_in
+    grid = (k_out, triton.cdiv(q * k_in, BLOCK))
+    if weight.numel():
+        wide = tl.float64 if dtype == torch.float64 else tl.float32
+        _collect[grid](bank, inverse, weight, k_out // groups, k_in, q, s, places, cells, width, channels_last, wide, BLOCK)
+    return weight.transpose(1, 2)
+
+
+@triton.jit
+def _expand(
+    rows,
+    table,
+    bank,
+    per_group,
+    k_in,
+    q,
+    S: tl.constexpr,
+    places,
+    cells,
+    width,
+    CHANNELS_LAST: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0)  # of the bank: a group, an element, a filter of that group
+    element, filter_ = (row // per_group) % S, row // (per_group * S) * per_group + row % per_group
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < width
+    if CHANNELS_LAST:  # (cell, coset, channel)
+        place, channel = at // k_in, at % k_in
+    else:  # (coset, channel, cell)
+        plane, cosets = at // cells, places // cells
+        place, channel = (at % cells) * cosets + plane // k_in, plane % k_in
+    source = tl.load(table + element * places + place, mask=inside, other=q)
+    number = tl.load(rows + (filter_ * q + source).to(tl.int64) * k_in + channel, mask=inside & (source < q), other=0.0)
+    tl.store(bank + row.to(tl.int64) * width + at, number, mask=inside)
+
+
+@triton.jit
+def _collect(
+    bank,
+    inverse,
+    weight,
+    per_group,
+    k_in,
+    q,
+    S: tl.constexpr,
+    places,
+    cells,
+    width,
+    CHANNELS_LAST: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    filter_ = tl.program_id(0)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < q * k_in
+    number, channel = at // k_in, at % k_in
+    cosets = places // cells
+    total = tl.zeros((BLOCK,), WIDE)
+    for element in range(S):
+        row = (filter_ // per_group * S + element) * per_group + filter_ % per_group
+        place = tl.load(inverse + element * q + number, mask=inside, other=0)
+        if CHANNELS_LAST:
+            source = place * k_in + channel
+        else:
+            source = ((place % cosets) * k_in + channel) * cells + place // cosets
+        total += tl.load(bank + row.to(tl.int64) * width + source, mask=inside, other=0.0).to(WIDE)
+    tl.store(weight + filter_.to(tl.int64) * q * k_in + at, total.to(weight.dtype.element_ty), mask=inside)
