@@ -32,6 +32,8 @@ def check_reduce(reduce: str) -> None:
 
 def as_tuple(group: Group, value: Size | None, what: str) -> tuple[int, ...]:
     """One whole number an axis of the group's lattice."""
+    if type(value) is tuple and len(value) == group.dim and all(type(v) is int for v in value):
+        return value
     values: tuple[Any, ...] = tuple(value) if isinstance(value, Sequence) else (value,) * group.dim
     values = tuple(int(v) if isinstance(v, np.integer) else v for v in values)
     if len(values) != group.dim or not all(isinstance(v, int | torch.SymInt) and not isinstance(v, bool) for v in values):

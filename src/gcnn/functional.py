@@ -19,6 +19,7 @@ from torch import Tensor
 from gcnn.checks import Size, as_tuple, check_axes, is_map
 from gcnn.groups import Group, Subgroup
 from gcnn.indices import doubled_coordinates, index_table, places, support
+from gcnn.kernels import planar
 from gcnn.kernels.expand import expand_filters
 from gcnn.kernels.fourier import fourier_gcorr, pays, pays_on_cuda
 from gcnn.lattice import check_domain, mask_outside
@@ -177,10 +178,19 @@ def transform_filter(
     >>> transform_filter(p4, torch.rand(10, 5, 4 * 9), (3, 3)).shape
     torch.Size([40, 20, 3, 3])
     """
+    table, inverse, *_ = _check_tables(group, weight, kernel_size, stabilizer, tables)
+    bank = expand_filters(weight, table, inverse, math.prod(kernel_size), groups, channels_last, dtype or weight.dtype)
+    return planar.in_space(bank, tuple(kernel_size), channels_last)
+
+
+def _check_tables(
+    group: Group, weight: Tensor, kernel_size: Sequence[int], stabilizer: Subgroup | None, tables: Any
+) -> tuple[Any, ...]:
+    """The tables of the filter transformation, looked up if they are not given, with an error unless they fit the weight."""
     if tables is None:
         found = index_table(group, tuple(kernel_size), group.check_subgroup(stabilizer))
-        tables = (as_tensor(found[0], weight.device), as_tensor(found[1], weight.device))
-    table, inverse = tables  # (S, S_in n^d), (S, S_in P)
+        tables = (as_tensor(found[0], weight.device), as_tensor(found[1], weight.device), None, None)
+    table, inverse = tables[:2]  # (S, S_in n^d), (S, S_in P)
     if weight.ndim != 3 or weight.shape[2] != inverse.shape[1]:
         raise ValueError(
             f"transform_filter: {group.name} with kernel_size {tuple(kernel_size)} expects a weight "
@@ -188,10 +198,7 @@ def transform_filter(
         )
     if table.device != weight.device:  # a gather with an index on the meta device would return garbage
         raise ValueError(f"transform_filter: the weight is on {weight.device}, its tables are on {table.device}")
-    bank = expand_filters(weight, table, inverse, math.prod(kernel_size), groups, channels_last, dtype or weight.dtype)
-    if channels_last:  # by way of (S K_out, *n, S_in K_in): with one channel, unflatten alone would make up other strides
-        return bank.mT.unflatten(1, tuple(kernel_size)).movedim(-1, 1)
-    return bank.unflatten(2, tuple(kernel_size))  # (S K_out, S_in K_in, *n)
+    return tuple(tables)
 
 
 def correlate(
@@ -205,7 +212,7 @@ def correlate(
     dilation: Size = 1,
     groups: int = 1,
     stabilizer: Subgroup | None = None,
-    tables: tuple[Tensor, Tensor] | None = None,
+    tables: tuple[Tensor | None, ...] | None = None,
     algorithm: Algorithm = "auto",
 ) -> Tensor:
     """The G-correlation with stored filters (K_out, K_in / groups, S_in P), by one of two algorithms with the same result.
@@ -231,23 +238,26 @@ def correlate(
             exact = x.dtype == weight.dtype in (torch.float32, torch.float64)
             faster = faster and x.device.type == "cpu" and exact and pays(group, *sizes)
         algorithm = "fourier" if faster else "planar"
+    if autocasts(x.device.type):
+        x, bias = x.to(form[1]), None if bias is None else bias.to(form[1])
     if algorithm == "planar":
-        bank = transform_filter(group, weight, kernel_size, stabilizer, tables, groups, *form)
-        return planar_gcorr(group, x, bank, bias, stride, padding, dilation, groups)
+        tables = _check_tables(group, weight, kernel_size, stabilizer, tables)
+        pads = whole_padding(group, kernel_size, steps, padding, spread_by)
+        geometry = (steps, pads, spread_by, groups)
+        run = planar.by_parts if traced() else planar.correlate
+        return mask_outside(group, run(mask_outside(group, x), weight, bias, tables, kernel_size, geometry, *form))
     if not regular:  # a function on cosets is one on the group that is constant on each of them
         within = group.check_subgroup(stabilizer)
         labels = as_tensor(np.array(group.cosets(within)), x.device)
         x = (x if x.ndim == group.dim + 3 else x.unsqueeze(2)).index_select(2, labels)
         shares = weight.unflatten(2, (group.order // len(within), -1)).index_select(2, labels)
         weight = shares.flatten(2) / len(within)
-    if autocasts(x.device.type):
-        x = x.to(form[1])
     pads = _checked(group, x, weight, bias, kernel_size, steps, padding, spread_by, groups)
     parts = zip(mask_outside(group, x).chunk(groups, 1), weight.chunk(groups, 0), strict=True)
     planes = [fourier_gcorr(group, to_planes(m, group.dim), w, kernel_size, steps, pads, spread_by) for m, w in parts]
     y = from_planes(planes[0], group.order) if groups == 1 else torch.cat([from_planes(p, group.order) for p in planes], 1)
     if bias is not None:
-        y = y + bias.to(y.dtype).view(-1, *(1,) * (group.dim + 1))
+        y = y + bias.view(-1, *(1,) * (group.dim + 1))
     return mask_outside(group, y)
 
 
@@ -267,17 +277,13 @@ def _checked(
     if x.shape[1] != k_in or k_out % groups:
         raise ValueError(f"expected filters for {x.shape[1]} channels in {groups} groups, got {tuple(weight.shape[:2])}")
     alike = x.dtype == weight.dtype or autocasts(x.device.type)
-    if not x.is_floating_point() or not alike or (bias is not None and bias.dtype != weight.dtype):
+    if not x.is_floating_point() or not alike or (bias is not None and bias.dtype != x.dtype):
         raise ValueError(f"expected a map, filters and a bias of one floating point dtype, got {x.dtype} and {weight.dtype}")
     if bias is not None and bias.shape != (k_out,):
         raise ValueError(f"expected a bias ({k_out},), got {tuple(bias.shape)}")
     if min(stride) < 1 or min(dilation) < 1:
         raise ValueError(f"stride (={stride}) and dilation (={dilation}) must be at least 1")
-    if isinstance(padding, str):
-        if padding not in ("same", "valid") or (padding == "same" and max(stride) > 1):
-            raise ValueError(f'padding must be whole numbers, "valid", or with stride 1 "same", got {padding!r}')
-        padding = [d * (n - 1) // 2 if padding == "same" else 0 for d, n in zip(dilation, kernel_size, strict=True)]
-    pads = as_tuple(group, padding, "padding")
+    pads = whole_padding(group, kernel_size, stride, padding, dilation)
     if min(pads) < 0:
         raise ValueError(f"padding (={pads}) must be at least 0")
     spans = [d * (n - 1) + 1 for d, n in zip(dilation, kernel_size, strict=True)]
@@ -286,6 +292,17 @@ def _checked(
             f"a kernel of {tuple(spans)} cells does not fit a map of {tuple(x.shape[-group.dim :])} padded by {pads}"
         )
     return pads
+
+
+def whole_padding(
+    group: Group, kernel_size: tuple[int, ...], stride: tuple[int, ...], padding: Size | str, dilation: tuple[int, ...]
+) -> tuple[int, ...]:
+    """The padding in whole numbers, where it is given as "same" or "valid"."""
+    if not isinstance(padding, str):
+        return as_tuple(group, padding, "padding")
+    if padding not in ("same", "valid") or (padding == "same" and max(stride) > 1):
+        raise ValueError(f'padding must be whole numbers, "valid", or with stride 1 "same", got {padding!r}')
+    return tuple(d * (n - 1) // 2 if padding == "same" else 0 for d, n in zip(dilation, kernel_size, strict=True))
 
 
 def check_algorithm(algorithm: str) -> None:

@@ -24,7 +24,7 @@ from gcnn.irreps import fourier_matrix, irreps
 from gcnn.kernels.fourier import make_plan
 from gcnn.layout import allows_tf32, as_tensor
 
-BLOCK = 1 << 27  # bytes of patches worked on at a time, or as many as the planes have
+BLOCK = 1 << 29  # bytes of patches worked on at a time, or as many as the planes have
 
 
 class Run(NamedTuple):
@@ -145,7 +145,7 @@ class Patches:
     def transformed(self, start: int, stop: int, out: Tensor) -> list[Tensor]:
         """One (n, d / kind B, d P K_in) for each run, in the memory of `out`."""
         block_m, block_k = tile(self.order, self.k_in)
-        grid = (triton.cdiv(stop - start, block_m), self.taps * triton.cdiv(self.k_in, block_k))
+        grid = (triton.cdiv(stop - start, block_m) * self.taps * triton.cdiv(self.k_in, block_k),)
         _patches[grid](
             self.rows, out, self.cells, start, stop - start, self.k_in, self.taps, *self.geometry,
             self.layout.matrix, self.layout.start, self.layout.dim, self.layout.part, self.order, wide(self.rows), block_m, block_k,
@@ -254,10 +254,11 @@ def _patches(
     MATRIX: tl.constexpr, START: tl.constexpr, DIM: tl.constexpr, PART: tl.constexpr,
     S: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    blocks = tl.cdiv(k_in, BLOCK_K)  # neighbours in the grid are the taps of the same points, which share what they read
+    which, within = tl.program_id(0) // (blocks * taps), tl.program_id(0) % (blocks * taps)
+    tap, k = within // blocks, within % blocks * BLOCK_K + tl.arange(0, BLOCK_K)
+    row = which * BLOCK_M + tl.arange(0, BLOCK_M)
     point = first + row
-    blocks = tl.cdiv(k_in, BLOCK_K)
-    tap, k = tl.program_id(1) // blocks, tl.program_id(1) % blocks * BLOCK_K + tl.arange(0, BLOCK_K)
     c2, rest = point % y2 * step2 - pad2, point // y2
     c1, rest = rest % y1 * step1 - pad1, rest // y1
     c0, image = rest % y0 * step0 - pad0, rest // y0

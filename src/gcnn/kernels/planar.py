@@ -1,0 +1,114 @@
+"""The fast algorithm of section 7 as one node of autograd: expand the filters, correlate, and both ways back.
+
+The same as `gcnn.functional.transform_filter` and `planar_gcorr` one after the other, with a fraction of the calls: layers of a
+small network spend more time in those than in arithmetic.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gcnn.kernels.expand import collect, expand, expand_filters
+from gcnn.layout import from_planes, spread, to_planes
+
+Tables = tuple[Tensor, Tensor, Tensor | None, Tensor | None]  # table, inverse, and the same by rows, where there are
+Geometry = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]  # stride, padding, dilation, groups
+
+
+def correlate(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    tables: Tables,
+    kernel_size: tuple[int, ...],
+    geometry: Geometry,
+    channels_last: bool,
+    dtype: torch.dtype,
+) -> Tensor:
+    """A map or image and filters (K_out, K_in / groups, Q) to a map (N, K_out, S, *Y)."""
+    found: Tensor = _Correlate.apply(x, weight, bias, tables, kernel_size, geometry, channels_last, dtype)
+    return found
+
+
+class _Correlate(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        tables: Tables,
+        kernel_size: tuple[int, ...],
+        geometry: Geometry,
+        channels_last: bool,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        stride, padding, dilation, groups = geometry
+        order, cells = len(tables[0]), math.prod(kernel_size)
+        bank = in_space(expand(weight, *tables[:2], cells, groups, channels_last, dtype, tables[2]), kernel_size, channels_last)
+        planes = to_planes(x, len(kernel_size), groups)
+        y = torch.convolution(planes, bank, spread(bias, order, groups), stride, padding, dilation, False, (0,) * len(kernel_size), groups)
+        ctx.save_for_backward(x, weight, bias, planes, bank)
+        ctx.rest = tables, kernel_size, geometry, channels_last, dtype
+        return from_planes(y, order, groups)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bias, planes, bank = ctx.saved_tensors
+        tables, kernel_size, geometry, channels_last, dtype = ctx.rest
+        if torch.is_grad_enabled() or batched(grads[0]):  # gradients of gradients, or many at once
+            wanted = [t for t, needed in zip((x, weight, bias), ctx.needs_input_grad, strict=False) if needed]
+            with torch.enable_grad():
+                y = by_parts(x, weight, bias, *ctx.rest)
+                found = iter(torch.autograd.grad(y, wanted, grads[0], create_graph=True))
+            return (*(next(found) if needed else None for needed in ctx.needs_input_grad[:3]), *(None,) * 5)
+        stride, padding, dilation, groups = geometry
+        order, cells = len(tables[0]), math.prod(kernel_size)
+        dy = to_planes(grads[0], len(kernel_size), groups)
+        dx, dbank, dbias = torch.ops.aten.convolution_backward(
+            dy, planes, bank, None if bias is None else [bank.shape[0]],
+            stride, padding, dilation, False, (0,) * len(kernel_size), groups, ctx.needs_input_grad[:3],
+        )  # fmt: skip
+        if dx is not None:
+            dx = from_planes(dx, x.shape[2], groups) if x.ndim == len(kernel_size) + 3 else dx
+        dweight = None if dbank is None else collect(dbank.flatten(2), *tables[:2], cells, groups, channels_last, weight.dtype, tables[3])
+        if dbias is not None:
+            dbias = dbias.view(groups, order, -1).sum(1).flatten()
+        return dx, dweight, dbias, None, None, None, None, None
+
+
+def by_parts(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    tables: Tables,
+    kernel_size: tuple[int, ...],
+    geometry: Geometry,
+    channels_last: bool,
+    dtype: torch.dtype,
+) -> Tensor:
+    """The same in operations that can be traced, transformed and differentiated in every way."""
+    stride, padding, dilation, groups = geometry
+    order = len(tables[0])
+    bank = in_space(expand_filters(weight, *tables[:2], math.prod(kernel_size), groups, channels_last, dtype), kernel_size, channels_last)
+    convolve: Any = (F.conv1d, F.conv2d, F.conv3d)[len(kernel_size) - 1]
+    planes = to_planes(x, len(kernel_size), groups)
+    y = convolve(planes, bank, spread(bias, order, groups), stride, padding, dilation, groups)
+    return from_planes(y, order, groups)
+
+
+def in_space(bank: Tensor, kernel_size: tuple[int, ...], channels_last: bool) -> Tensor:
+    """A bank (S K_out, S_in K_in, cells) as (S K_out, S_in K_in, *n)."""
+    if channels_last:  # by way of (S K_out, *n, S_in K_in): with one channel, unflatten alone would make up other strides
+        return bank.mT.unflatten(1, kernel_size).movedim(-1, 1)
+    return bank.unflatten(2, kernel_size)
+
+
+def batched(x: Tensor) -> bool:
+    """Whether vmap stands behind `x`."""
+    return torch._C._functorch.is_batchedtensor(x) or torch._C._functorch.is_legacy_batchedtensor(x)
