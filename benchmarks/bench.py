@@ -6,6 +6,8 @@
 The bound is torch's own convolution (or network) of the same expanded shape, in the better of its two memory formats, measured
 in the same run. Candidates take turns, round after round; a number is the median of the rounds, with its quartiles. Modes:
 `train` is forward and backward, `forward` has no gradients but expands the filters in each call, `inference` is eval mode.
+On a GPU every step is also recorded as a CUDA graph and replayed (`how` is `graph`): what the kernels take, without what Python
+takes to launch them, which on a slow host is more.
 Peers (escnn 1.0.11, e2cnn 0.2.3) need an environment of their own; where they cannot be imported, the run says so and goes on.
 """
 
@@ -49,6 +51,7 @@ class Case:
     size: int
     batch: int
     cpu_batch: int
+    """0: on GPUs only."""
     on_group: bool = True
     linear: bool = True
     """A chain of layers, so that its planar twin is one too."""
@@ -89,8 +92,11 @@ CASES = {
     "p4m K=100 8px": regular(p4m, 100, 8, 128, 32),
     "p4m K=64 16px": regular(p4m, 64, 16, 128, 32),
     "p4m K=128 16px": regular(p4m, 128, 16, 128, 16),
+    "p4m K=256 16px": regular(p4m, 256, 16, 64, 0),
     "p6m K=16 33px": regular(p6m, 16, 33, 32, 8),
     "Oh K=8 16px": regular(Oh, 8, 16, 8, 2),
+    "Oh K=16 16px": regular(Oh, 16, 16, 8, 0),
+    "p4m K=128 16px 1x1": regular(p4m, 128, 16, 128, 0, kernel_size=1, padding=0),
     "p4m K=45 8px 1x1": regular(p4m, 45, 8, 128, 64, kernel_size=1, padding=0),
     "p4m K=11-23 32px stride 2": regular(p4m, 11, 32, 128, 32, k_out=23, stride=2),
     "lift p4 K=10 28px": lifting(p4, 10, 28, 1),
@@ -101,6 +107,7 @@ CASES = {
     "block p4m K=23 16px": block(p4m, 23, 16),
     "P4CNN": Case(p4, lambda: build("p4cnn"), 1, 28, 128, 128, on_group=False, linear=False, quick=True),
     "p4m ResNet44": Case(p4m, lambda: build("resnet44"), 3, 32, 128, 8, on_group=False, linear=False),
+    "p4m ResNet26": Case(p4m, lambda: build("resnet26"), 3, 32, 128, 0, on_group=False, linear=False),
 }
 
 
@@ -116,7 +123,7 @@ class Candidate:
     inference_only: bool = False
 
 
-def candidates(case: Case, device: str, compiled: bool) -> Iterator[tuple[str, Candidate]]:
+def candidates(title: str, case: Case, device: str, compiled: bool) -> Iterator[tuple[str, Candidate]]:
     """Whatever can run the case here, the bounds first."""
     torch.manual_seed(0)
     ours = case.make().to(device)
@@ -137,9 +144,11 @@ def candidates(case: Case, device: str, compiled: bool) -> Iterator[tuple[str, C
     fast = planes.to(memory_format=last)
     x = from_planes(fast, order) if case.on_group else planes
     yield "gcnn", Candidate(ours, x)
-    if isinstance(ours, GConv) and case.on_group:
+    if (isinstance(ours, GConv) and case.on_group) or "ResNet26" in title:
         other = case.make().to(device)
-        other.algorithm = "planar"
+        for layer in other.modules():
+            if isinstance(layer, GConv):
+                layer.algorithm = "planar"
         yield "gcnn, planar algorithm", Candidate(other, x)
     if compiled:
         yield "gcnn compiled", Candidate(torch.compile(case.make().to(device)), x)
@@ -211,7 +220,7 @@ def step(candidate: Candidate, mode: str, amp: bool, device: str) -> Callable[[]
     if mode != "train":
 
         def forward() -> None:
-            with torch.no_grad(), torch.autocast(device, kind, enabled=amp):
+            with torch.no_grad(), torch.autocast(device, kind, enabled=amp, cache_enabled=False):
                 module(x)
 
         return forward
@@ -229,11 +238,26 @@ def step(candidate: Candidate, mode: str, amp: bool, device: str) -> Callable[[]
         leaf.grad = None
         for p in parameters:
             p.grad = None
-        with torch.autocast(device, kind, enabled=amp):
+        with torch.autocast(device, kind, enabled=amp, cache_enabled=False):  # a graph must not meet another's cache
             y = module(x)
         (y if isinstance(y, Tensor) else y.tensor).backward(grad)
 
     return train
+
+
+def recorded(run: Callable[[], None]) -> Callable[[], None]:
+    """The step as a CUDA graph."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph: Any = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    replay: Callable[[], None] = graph.replay
+    return replay
 
 
 def measure(steps: dict[str, Callable[[], None]], device: str, seconds: float, rounds: int) -> dict[str, dict[str, float]]:
@@ -326,6 +350,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases whose name has this in it")
     parser.add_argument("--modes", nargs="+", default=["train", "forward", "inference"])
     parser.add_argument("--precisions", nargs="+", default=[], help="float32, tf32, bf16")
+    parser.add_argument("--how", nargs="+", default=["eager", "graph"], help="eager, graph: on a GPU")
     parser.add_argument("--seconds", type=float, default=4.0, help="for each case and mode")
     parser.add_argument("--rounds", type=int, default=60, help="at most")
     parser.add_argument("--out", type=Path, default=None, help="folder for the record, speed.json")
@@ -353,21 +378,25 @@ def main() -> None:
     if not any(told.only in title for title in CASES):
         raise SystemExit(f"no case has {told.only!r} in its name; there are {', '.join(CASES)}")
     for title, case in CASES.items():
-        if (told.quick and not case.quick) or told.only not in title:
+        if (told.quick and not case.quick) or told.only not in title or (told.device == "cpu" and not case.cpu_batch):
             continue
         for kind in precisions:
             with _quietly(), precision(kind == "tf32"):
-                everyone = dict(candidates(case, told.device, told.compile))
+                everyone = dict(candidates(title, case, told.device, told.compile))
                 for mode in told.modes:
                     running = {k: c for k, c in everyone.items() if mode == "inference" or not c.inference_only}
                     steps = {k: step(c, mode, kind == "bf16", told.device) for k, c in running.items()}
-                    found = measure(steps, told.device, 1.5 if told.quick else told.seconds, told.rounds)
-                    bound = min(found[k]["ms"] for k in ("planar nchw", "planar nhwc"))
-                    for k, row in found.items():
-                        row = {"case": title, "precision": kind, "mode": mode, "candidate": k, "ratio": row["ms"] / bound, **row}
-                        record["rows"].append(row)
-                    words = ", ".join(f"{k} {row['ms'] / bound:.2f}" for k, row in found.items())
-                    print(f"{title:26} {kind:8} {mode:10} {bound:9.3f} ms: {words}", flush=True)
+                    for how in told.how if told.device == "cuda" else ["eager"]:
+                        if how == "graph":
+                            steps = {k: recorded(run) for k, run in steps.items()}
+                        found = measure(steps, told.device, 1.5 if told.quick else told.seconds, told.rounds)
+                        bound = min(found[k]["ms"] for k in ("planar nchw", "planar nhwc"))
+                        words = {"case": title, "precision": kind, "mode": mode, "how": how}
+                        record["rows"] += [
+                            {**words, "candidate": k, "ratio": row["ms"] / bound, **row} for k, row in found.items()
+                        ]
+                        each = ", ".join(f"{k} {row['ms'] / bound:.2f}" for k, row in found.items())
+                        print(f"{title:26} {kind:8} {mode:10} {how:6} {bound:9.3f} ms: {each}", flush=True)
             if told.out is not None:
                 told.out.mkdir(parents=True, exist_ok=True)
                 (told.out / "speed.json").write_text(json.dumps(record, indent=1))

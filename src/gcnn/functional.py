@@ -226,18 +226,7 @@ def correlate(
     steps, spread_by = as_tuple(group, stride, "stride"), as_tuple(group, dilation, "dilation")
     regular = x.ndim == group.dim + 3 and x.shape[2] == group.order
     form = fast_form(group.dim, x, weight)
-    if traced() or not x.numel() or (autocasts(x.device.type) and not x.is_cuda):
-        algorithm = "planar"
-    if algorithm == "auto":
-        points = x.shape[0] * math.prod(x.shape[-group.dim :])
-        sizes = (weight.shape[1], weight.shape[0], weight.shape[2] // group.order, points)
-        faster = regular and groups == 1 and all(s == 1 for s in steps)
-        if x.is_cuda:
-            faster = faster and plain(x) and pays_on_cuda(group, form[1], *sizes)
-        else:
-            exact = x.dtype == weight.dtype in (torch.float32, torch.float64)
-            faster = faster and x.device.type == "cpu" and exact and pays(group, *sizes)
-        algorithm = "fourier" if faster else "planar"
+    algorithm = choose(group, x, weight, algorithm, groups, steps)
     if autocasts(x.device.type):
         x, bias = x.to(form[1]), None if bias is None else bias.to(form[1])
     if algorithm == "planar":
@@ -259,6 +248,25 @@ def correlate(
     if bias is not None:
         y = y + bias.view(-1, *(1,) * (group.dim + 1))
     return mask_outside(group, y)
+
+
+def choose(
+    group: Group, x: Tensor, weight: Tensor, algorithm: Algorithm, groups: int = 1, stride: tuple[int, ...] = (1,)
+) -> Algorithm:
+    """The algorithm to take: the faster one for "auto"; "planar" for whatever traces or transforms functions."""
+    if algorithm == "planar" or traced() or not x.numel() or (autocasts(x.device.type) and not x.is_cuda):
+        return "planar"
+    if algorithm == "fourier":
+        return algorithm
+    if x.ndim != group.dim + 3 or x.shape[2] != group.order or groups > 1 or max(stride) > 1:
+        return "planar"
+    sizes = (weight.shape[1], weight.shape[0], weight.shape[2] // group.order, x.shape[0] * math.prod(x.shape[-group.dim :]))
+    if x.is_cuda:
+        faster = plain(x) and pays_on_cuda(group, fast_form(group.dim, x, weight)[1], *sizes)
+    else:
+        exact = x.dtype == weight.dtype in (torch.float32, torch.float64)
+        faster = x.device.type == "cpu" and exact and pays(group, *sizes)
+    return "fourier" if faster else "planar"
 
 
 def _checked(

@@ -26,10 +26,11 @@ from torch import Tensor
 from gcnn.groups import Group, IntArray
 from gcnn.indices import doubled_coordinates, index_table, places, support
 from gcnn.irreps import FloatArray, fourier_matrix, irreps, multiplications
-from gcnn.kernels.expand import expand_filters
-from gcnn.layout import as_tensor, plain
+from gcnn.kernels.expand import collect, expand_filters
+from gcnn.layout import allows_tf32, as_tensor, plain
 
 BLOCK = 1 << 23  # bytes of patches worked on at a time
+LARGEST = 16  # order of the groups whose transforms a GPU's registers hold
 
 
 class Plan(NamedTuple):
@@ -65,9 +66,31 @@ def make_plan(group: Group, kernel_size: tuple[int, ...]) -> Plan:
     return found
 
 
-def pays_on_cuda(group: Group, dtype: torch.dtype, k_in: int, k_out: int, taps: int, points: int) -> bool:
-    """Whether the Fourier algorithm is the faster one on a GPU, by a model of the two."""
-    return False
+RATES = {  # of a GPU, 1e12 multiplications and additions a second: of planar convolutions, of their filters' gradient, of our products
+    "float64": (25.0, 25.0, 25.0),
+    "float32": (44.0, 150.0, 42.0),
+    "tf32": (390.0, 200.0, 200.0),
+    "half": (780.0, 700.0, 320.0),
+}
+
+
+def pays_on_cuda(
+    group: Group, dtype: torch.dtype, k_in: int, k_out: int, taps: int, points: int, gradient: bool = False
+) -> bool:
+    """Whether the Fourier algorithm is the faster one on a GPU, for the map or for the gradient of the filters.
+
+    A model of the two, in the proportions of an H200: arithmetic at measured rates; besides, every number of the patches is
+    written and read, every number of the result moved twice, at 2.7e12 bytes a second, and launching takes 0.15 ms.
+    """
+    if group.order > LARGEST or _triton() is None:
+        return False
+    size = torch.finfo(dtype).bits // 8
+    kind = "half" if size == 2 else "float64" if size == 8 else "tf32" if allows_tf32() else "float32"
+    planar, planar_gradient, products = RATES[kind]
+    work = 2e-12 * points * taps * k_in * k_out
+    moved = 2e-12 * points * group.order * size * (taps * k_in + 2 * k_out)
+    fourier = work * multiplications(group) / products + moved / 4.5 + 1.5e-4
+    return fourier * 1.05 < work * group.order**2 / (planar_gradient if gradient else planar)
 
 
 def pays(group: Group, k_in: int, k_out: int, taps: int, points: int) -> bool:
@@ -119,7 +142,7 @@ class _Fourier(torch.autograd.Function):
         d_planes = d_weight = None
         if ctx.needs_input_grad[0]:
             spread = _insert_zeros(dy, stride, planes.shape[2:], kernel_size, padding, dilation)
-            if _on_cuda(dy):
+            if _on_cuda(group, dy):
                 index = _triton().tables(group, kernel_size, dy.device).adjoint
             else:
                 index = as_tensor(make_plan(group, kernel_size).adjoint, weight.device)
@@ -127,7 +150,10 @@ class _Fourier(torch.autograd.Function):
             pad = tuple(d * (n - 1) - p for d, n, p in zip(dilation, kernel_size, padding, strict=True))
             d_planes = _correlate(group, spread, adjoint, kernel_size, (1,) * group.dim, pad, dilation)
         if ctx.needs_input_grad[1]:
-            d_weight = _weight_gradient(group, planes, dy, weight, kernel_size, stride, padding, dilation)
+            sizes = (weight.shape[1], weight.shape[0], weight.shape[2] // group.order, dy.shape[0] * math.prod(dy.shape[2:]))
+            planar = _on_cuda(group, dy) and not pays_on_cuda(group, dy.dtype, *sizes, gradient=True)
+            gradient = _planar_weight_gradient if planar else _weight_gradient
+            d_weight = gradient(group, planes, dy, weight, kernel_size, stride, padding, dilation)
         return d_planes, d_weight
 
 
@@ -141,12 +167,12 @@ def _triton() -> Any:
     return fourier_cuda
 
 
-def _on_cuda(planes: Tensor) -> bool:
-    return planes.is_cuda and plain(planes) and _triton() is not None
+def _on_cuda(group: Group, planes: Tensor) -> bool:
+    return planes.is_cuda and group.order <= LARGEST and plain(planes) and _triton() is not None
 
 
 def _correlate(group: Group, planes: Tensor, weight: Tensor, *geometry: tuple[int, ...]) -> Tensor:
-    if _on_cuda(planes):
+    if _on_cuda(group, planes):
         found: Tensor = _triton().correlate(group, planes, weight, *geometry)
         return found
     patches = _Patches(group, planes, *geometry)
@@ -170,7 +196,7 @@ def _correlate(group: Group, planes: Tensor, weight: Tensor, *geometry: tuple[in
 
 
 def _weight_gradient(group: Group, planes: Tensor, dy: Tensor, weight: Tensor, *geometry: tuple[int, ...]) -> Tensor:
-    if _on_cuda(planes):
+    if _on_cuda(group, planes):
         found: Tensor = _triton().weight_gradient(group, planes, dy, weight, *geometry)
         return found
     patches = _Patches(group, planes, *geometry)
@@ -280,6 +306,22 @@ def _insert_zeros(
     index: Any = (..., *kept)
     wide[index] = dy
     return wide
+
+
+def _planar_weight_gradient(
+    group: Group, planes: Tensor, dy: Tensor, weight: Tensor, kernel_size: tuple[int, ...], *options: tuple[int, ...]
+) -> Tensor:
+    """The gradient of the filters as the planar algorithm has it, where that is faster."""
+    found = _triton().tables(group, kernel_size, dy.device)
+    k_out, cells = weight.shape[0], math.prod(kernel_size)
+    shape = (group.order * k_out, planes.shape[1], *kernel_size)
+    last = planes.stride(1) == 1
+    bank = planes.new_empty(1).expand(shape)  # its numbers do not matter
+    stride, padding, dilation = options
+    _, gradient, _ = torch.ops.aten.convolution_backward(
+        dy, planes, bank, None, stride, padding, dilation, False, (0,) * group.dim, 1, (False, True, False)
+    )
+    return collect(gradient.flatten(2), found.table, found.inverse, cells, 1, last, weight.dtype, None)
 
 
 def _by_planar(

@@ -20,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gcnn.groups import Group
+from gcnn.indices import index_table
 from gcnn.irreps import fourier_matrix, irreps
 from gcnn.kernels.fourier import make_plan
 from gcnn.layout import allows_tf32, as_tensor
@@ -85,6 +86,9 @@ class Tables(NamedTuple):
     adjoint: Tensor
     filters: Tensor
     """(sum of d^2, S): entries rho(b)[k, l] of each representation, ordered by l, then k."""
+    table: Tensor
+    inverse: Tensor
+    """Those of `gcnn.indices.index_table`."""
 
 
 @lru_cache(maxsize=64)
@@ -94,7 +98,8 @@ def tables(group: Group, kernel_size: tuple[int, ...], device: torch.device) -> 
         plan = make_plan(group, kernel_size)
         cells = np.stack(np.unravel_index(plan.cells, (1,) * (3 - group.dim) + kernel_size), -1).astype(np.int32)
         entries = [rho.matrices.transpose(2, 1, 0).reshape(-1, group.order) for rho in irreps(group)]
-        arrays = (cells, plan.orbit.ravel(), plan.back, plan.adjoint, np.concatenate(entries))
+        planar = index_table(group, kernel_size, group.check_subgroup(None))
+        arrays = (cells, plan.orbit.ravel(), plan.back, plan.adjoint, np.concatenate(entries), *planar)
         return Tables(*(as_tensor(a, device) for a in arrays))
 
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gcnn.checks import Size, as_tuple, shape_text
-from gcnn.functional import Algorithm, check_algorithm, correlate, planar_gcorr_transpose, transform_filter
+from gcnn.functional import Algorithm, check_algorithm, choose, correlate, planar_gcorr_transpose, transform_filter
 from gcnn.groups import Group, Subgroup
 from gcnn.indices import index_table
 from gcnn.kernels.expand import rows_of
@@ -339,6 +339,8 @@ class GConvTranspose(_Filters):
 class GLinear(_Filters):
     """A linear map of functions on the point group, (..., K_in, S) to (..., K_out, S), equivariant, one bias a channel.
 
+    `algorithm` as for GConv.
+
     >>> from gcnn import p4m
     >>> GLinear(p4m, 16, 10)(torch.rand(2, 16, 8)).shape
     torch.Size([2, 10, 8])
@@ -350,10 +352,14 @@ class GLinear(_Filters):
         in_features: int,
         out_features: int,
         bias: bool = True,
+        algorithm: Algorithm = "auto",
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(group, in_features, out_features, 1, 1, bias, None, device, dtype)
+        with naming(self._label()):
+            check_algorithm(algorithm)
+        self.algorithm: Algorithm = algorithm
 
     def forward(self, x: Tensor) -> Tensor:
         """The values (..., K_out, S) of `x`."""
@@ -362,5 +368,9 @@ class GLinear(_Filters):
                 f"{self._label()}: expected input (..., {self.in_channels}, {self.group.order}), got {tuple(x.shape)}; "
                 "take a mean or maximum over space first, and maps over cosets to the group by GConv(stabilizer=...)"
             )
+        maps = x.reshape(-1, *x.shape[-2:], *(1,) * self.group.dim)  # (points, K_in, S, 1, ...)
+        if choose(self.group, maps, self.weight, self.algorithm) == "fourier":
+            y = correlate(self.group, maps, self.weight, self.bias, self.kernel_size, algorithm="fourier")
+            return y.view(*x.shape[:-2], self.out_channels, self.group.order)
         y = F.linear(x.mT.flatten(-2), self._bank().flatten(1), spread(self.bias, self.group.order))  # (..., S K_out)
         return y.unflatten(-1, (self.group.order, self.out_channels)).mT
