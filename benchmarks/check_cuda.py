@@ -39,5 +39,31 @@ def main() -> None:
         )
 
 
+def repeated() -> None:
+    """Prints whether the gradients of two runs have the same bits, in every precision and by both algorithms."""
+    for precision in ("float32", "tf32", "bf16"):
+        torch.backends.cudnn.allow_tf32 = precision == "tf32"
+        for name, k, algorithm in (("p4", 10, "planar"), ("p4m", 32, "planar"), ("p4m", 64, "fourier"), ("p6m", 8, "planar")):
+            group = GROUPS[name]
+            torch.manual_seed(0)
+            net = nn.Sequential(
+                LiftConv(group, 3, k, 3, padding=1),
+                GBatchNorm(group, k),
+                nn.ReLU(),
+                GConv(group, k, k, 3, padding=1, algorithm=algorithm),
+                CosetPool(group),
+            ).cuda()
+            x, runs = torch.randn(64, 3, 17, 17, device="cuda"), []
+            for _ in range(4):
+                with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
+                    y = net(x)
+                y.float().square().sum().backward()
+                runs.append([p.grad.clone() for p in net.parameters()])
+                net.zero_grad()
+            same = all(torch.equal(a, b) for run in runs[1:] for a, b in zip(runs[0], run, strict=True))
+            print(f"{name} K={k} {algorithm} {precision}: gradients the same in every run: {same}")
+
+
 if __name__ == "__main__":
     main()
+    repeated()

@@ -90,6 +90,8 @@ def pays_on_cuda(
     work = 2e-12 * points * taps * k_in * k_out
     moved = 2e-12 * points * group.order * size * (taps * k_in + 2 * k_out)
     fourier = work * multiplications(group) / products + moved / 4.5 + 1.5e-4
+    if kind == "float32" and group.order**2 < 4 * multiplications(group):  # cuDNN's Winograd kernels save as much
+        return False
     return fourier * 1.05 < work * group.order**2 / (planar_gradient if gradient else planar)
 
 

@@ -25,7 +25,7 @@ from gcnn.irreps import fourier_matrix, irreps
 from gcnn.kernels.fourier import make_plan
 from gcnn.layout import allows_tf32, as_tensor
 
-BLOCK = 1 << 29  # bytes of patches worked on at a time, or as many as the planes have
+BLOCK = 1 << 28  # bytes of patches worked on at a time, or as many as the planes have
 
 
 class Run(NamedTuple):

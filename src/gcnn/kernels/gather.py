@@ -8,19 +8,22 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 1024
+SMALL = 1 << 20  # stored numbers that the cache holds, so that they can be read in any order
 
 
 def expand(
     weight: Tensor, table: Tensor, inverse: Tensor, cells: int, groups: int, channels_last: bool, dtype: torch.dtype
 ) -> Tensor:
     """The bank (S K_out, S_in K_in, cells)."""
-    rows = weight.to(dtype).transpose(1, 2).contiguous()  # (K_out, Q, K_in): runs of K_in numbers are copied
-    k_out, q, k_in = rows.shape
+    k_out, k_in, q = weight.shape
+    large = weight.numel() > SMALL
+    rows = weight.transpose(1, 2).contiguous() if large else weight.contiguous()  # runs of K_in numbers, if there are many
+    steps = (k_in, 1) if large else (1, q)  # from one stored number, and from one channel, to the next
     (s, places), width = table.shape, table.shape[1] * k_in
     bank = torch.empty(s * k_out, width, dtype=dtype, device=weight.device)
     grid = (s * k_out, triton.cdiv(width, BLOCK))
     if bank.numel():
-        _expand[grid](rows, table, bank, k_out // groups, k_in, q, s, places, cells, width, channels_last, BLOCK)
+        _expand[grid](rows, table, bank, k_out // groups, k_in, q, *steps, s, places, cells, width, channels_last, BLOCK)
     if channels_last:
         return bank.view(s * k_out, cells, -1).transpose(1, 2)
     return bank.view(s * k_out, -1, cells)
@@ -33,13 +36,19 @@ def collect(
     (s, q), places = inverse.shape, table.shape[1]
     bank = bank.transpose(1, 2).contiguous() if channels_last else bank.contiguous()
     k_out, k_in = bank.shape[0] // s, bank.numel() // (bank.shape[0] * places)
-    weight = torch.empty(k_out, q, k_in, dtype=dtype, device=bank.device)
+    weight = torch.empty(k_out, k_in, q, dtype=dtype, device=bank.device)
     width = places * k_in
+    if weight.numel() > SMALL:
+        weight, steps = weight.view(k_out, q, k_in), (k_in, 1)
+    else:
+        steps = (1, q)
     grid = (k_out, triton.cdiv(q * k_in, BLOCK))
     if weight.numel():
         wide = tl.float64 if dtype == torch.float64 else tl.float32
-        _collect[grid](bank, inverse, weight, k_out // groups, k_in, q, s, places, cells, width, channels_last, wide, BLOCK)
-    return weight.transpose(1, 2)
+        _collect[grid](
+            bank, inverse, weight, k_out // groups, k_in, q, *steps, s, places, cells, width, channels_last, wide, BLOCK
+        )
+    return weight if steps[0] == 1 else weight.transpose(1, 2)
 
 
 @triton.jit
@@ -50,6 +59,8 @@ def _expand(
     per_group,
     k_in,
     q,
+    number_step,
+    channel_step,
     S: tl.constexpr,
     places,
     cells,
@@ -67,8 +78,9 @@ def _expand(
         plane, cosets = at // cells, places // cells
         place, channel = (at % cells) * cosets + plane // k_in, plane % k_in
     source = tl.load(table + element * places + place, mask=inside, other=q)
-    number = tl.load(rows + (filter_ * q + source).to(tl.int64) * k_in + channel, mask=inside & (source < q), other=0.0)
-    tl.store(bank + row.to(tl.int64) * width + at, number, mask=inside)
+    first = filter_.to(tl.int64) * q * k_in
+    number = tl.load(rows + first + source * number_step + channel * channel_step, mask=inside & (source < q), other=0.0)
+    tl.store(bank + row.to(tl.int64) * width + at, number.to(bank.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -79,6 +91,8 @@ def _collect(
     per_group,
     k_in,
     q,
+    number_step,
+    channel_step,
     S: tl.constexpr,
     places,
     cells,
@@ -101,4 +115,5 @@ def _collect(
         else:
             source = ((place % cosets) * k_in + channel) * cells + place // cosets
         total += tl.load(bank + row.to(tl.int64) * width + source, mask=inside, other=0.0).to(WIDE)
-    tl.store(weight + filter_.to(tl.int64) * q * k_in + at, total.to(weight.dtype.element_ty), mask=inside)
+    to = weight + filter_.to(tl.int64) * q * k_in + number * number_step + channel * channel_step
+    tl.store(to, total.to(weight.dtype.element_ty), mask=inside)

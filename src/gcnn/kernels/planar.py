@@ -53,7 +53,7 @@ class _Correlate(torch.autograd.Function):
         bank = in_space(expand(weight, *tables[:2], cells, groups, channels_last, dtype, tables[2]), kernel_size, channels_last)
         planes = to_planes(x, len(kernel_size), groups)
         y = torch.convolution(planes, bank, spread(bias, order, groups), stride, padding, dilation, False, (0,) * len(kernel_size), groups)
-        ctx.save_for_backward(x, weight, bias, planes, bank)
+        ctx.save_for_backward(x, weight, bias, planes, None if x.is_cuda else bank)  # S times as large as the filters
         ctx.rest = tables, kernel_size, geometry, channels_last, dtype
         return from_planes(y, order, groups)
 
@@ -69,6 +69,8 @@ class _Correlate(torch.autograd.Function):
             return (*(next(found) if needed else None for needed in ctx.needs_input_grad[:3]), *(None,) * 5)
         stride, padding, dilation, groups = geometry
         order, cells = len(tables[0]), math.prod(kernel_size)
+        if bank is None:
+            bank = in_space(expand(weight, *tables[:2], cells, groups, channels_last, dtype, tables[2]), kernel_size, channels_last)
         dy = to_planes(grads[0], len(kernel_size), groups)
         dx, dbank, dbias = torch.ops.aten.convolution_backward(
             dy, planes, bank, None if bias is None else [bank.shape[0]],
