@@ -27,6 +27,7 @@ from gcnn.groups import Group, IntArray
 from gcnn.indices import doubled_coordinates, index_table, places, support
 from gcnn.irreps import FloatArray, fourier_matrix, irreps, multiplications
 from gcnn.kernels.expand import collect, expand_filters
+from gcnn.kernels.planar import conv_backward
 from gcnn.layout import allows_tf32, as_tensor, plain
 
 BLOCK = 1 << 23  # bytes of patches worked on at a time
@@ -180,7 +181,7 @@ def _correlate(group: Group, planes: Tensor, weight: Tensor, *geometry: tuple[in
     patches = _Patches(group, planes, *geometry)
     k_out, s = weight.shape[0], group.order
     filters = _transform_filters(group, weight.to(patches.dtype), patches.plan)
-    out = torch.empty(patches.points, s, k_out, dtype=planes.dtype, device=planes.device)
+    result, out = empty_planes(planes, patches.size, s, k_out)
     for start, stop in patches.blocks():
         x = patches.transformed(start, stop)  # (S, B, P K_in)
         y = torch.empty(s, stop - start, k_out, dtype=x.dtype, device=x.device)
@@ -194,7 +195,7 @@ def _correlate(group: Group, planes: Tensor, weight: Tensor, *geometry: tuple[in
                 y[i : i + d] = each.view(-1, d, k_out).transpose(0, 1)
             at += patches.parts[d, at]
         out[start:stop] = patches.matrix.t().mm(y.view(s, -1)).view(s, -1, k_out).transpose(0, 1)
-    return out.view(planes.shape[0], *patches.size, s * k_out).movedim(-1, 1)
+    return result
 
 
 def _weight_gradient(group: Group, planes: Tensor, dy: Tensor, weight: Tensor, *geometry: tuple[int, ...]) -> Tensor:
@@ -239,6 +240,18 @@ def _transform_filters(group: Group, weight: Tensor, plan: Plan) -> list[Tensor]
         w = torch.einsum("oibp,bkl->lpiko", turned, matrices)
         found.append(w.reshape(rho.dim, taps * weight.shape[1], rho.dim * weight.shape[0]))
     return found
+
+
+def empty_planes(like: Tensor, size: Sequence[int], s: int, k: int) -> tuple[Tensor, Tensor]:
+    """Planes (N, S K, *X) with their channels last in memory, and the same numbers as (points, S, K).
+
+    The first are no view: what a Function returns may be changed in place.
+    """
+    width = s * k
+    steps = [math.prod(size[i + 1 :]) * width for i in range(len(size))]
+    shape, strides = (like.shape[0], width, *size), (math.prod(size) * width, 1, *steps)
+    planes = torch.empty_strided(shape, strides, dtype=like.dtype, device=like.device)
+    return planes, planes.movedim(1, -1).view(-1, s, k)
 
 
 class _Patches:
@@ -320,9 +333,8 @@ def _planar_weight_gradient(
     last = planes.stride(1) == 1
     bank = planes.new_empty(1).expand(shape)  # its numbers do not matter
     stride, padding, dilation = options
-    _, gradient, _ = torch.ops.aten.convolution_backward(
-        dy, planes, bank, None, stride, padding, dilation, False, (0,) * group.dim, 1, (False, True, False)
-    )
+    gradient = conv_backward(dy, planes, bank, None, stride, padding, dilation, 1, (False, True, False))[1]
+    assert gradient is not None
     return collect(gradient.flatten(2), found.table, found.inverse, cells, 1, last, weight.dtype, None)
 
 

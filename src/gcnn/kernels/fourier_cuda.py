@@ -22,7 +22,7 @@ from torch import Tensor
 from gcnn.groups import Group
 from gcnn.indices import index_table
 from gcnn.irreps import fourier_matrix, irreps
-from gcnn.kernels.fourier import make_plan
+from gcnn.kernels.fourier import empty_planes, make_plan
 from gcnn.layout import allows_tf32, as_tensor
 
 BLOCK = 1 << 28  # bytes of patches worked on at a time, or as many as the planes have
@@ -171,7 +171,7 @@ def correlate(group: Group, planes: Tensor, weight: Tensor, *geometry: tuple[int
     patches = Patches(group, planes, *geometry)
     k_out, s = weight.shape[0], group.order
     filters = transform_filters(group, weight, geometry[0], planes.dtype)
-    out = planes.new_empty(patches.points, s, k_out)
+    result, out = empty_planes(planes, patches.size, s, k_out)
     hat = planes.new_empty(s * patches.block * patches.width)
     product = planes.new_empty(s * patches.block * k_out)
     block_m, block_k = tile(s, k_out)
@@ -185,7 +185,7 @@ def correlate(group: Group, planes: Tensor, weight: Tensor, *geometry: tuple[int
                 product, out[start:stop], stop - start, k_out,
                 patches.layout.matrix, patches.layout.start, patches.layout.dim, patches.layout.part, s, wide(planes), block_m, block_k,
             )  # fmt: skip
-    return out.view(planes.shape[0], *patches.size, s * k_out).movedim(-1, 1)
+    return result
 
 
 def weight_gradient(group: Group, planes: Tensor, dy: Tensor, weight: Tensor, *geometry: tuple[int, ...]) -> Tensor:

@@ -122,12 +122,13 @@ class _CudaTiedNorm(torch.autograd.Function):
         means, variances = torch_.batch_norm_update_stats(rows, None, None, 0.0)
         points = x.numel() // x.shape[1]
         planar, tied = _triton().pool_statistics(means, variances, k, points, weight, bias, eps, running, rate)
-        y = torch_.batch_norm_elemt(rows, planar[2], planar[3], planar[0], planar[1], eps)
+        y = torch.empty_like(x)  # whole, not a view: what a Function returns may be changed in place
+        torch_.batch_norm_elemt(rows, planar[2], planar[3], planar[0], planar[1], eps, out=_matrix(y, last))
         ctx.save_for_backward(x, weight, planar)
         ctx.rest = elements, eps, bias is not None, last
         mean, var = tied.unbind()
         ctx.mark_non_differentiable(mean, var)
-        return _unmatrix(y, x, last), mean, var
+        return y, mean, var
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

@@ -7,6 +7,7 @@ small network spend more time in those than in arithmetic.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,8 +32,9 @@ def correlate(
     dtype: torch.dtype,
 ) -> Tensor:
     """A map or image and filters (K_out, K_in / groups, Q) to a map (N, K_out, S, *Y)."""
-    found: Tensor = _Correlate.apply(x, weight, bias, tables, kernel_size, geometry, channels_last, dtype)
-    return found
+    # a view that a Function returns could not be changed in place, so the planes become a map out here
+    planes: Tensor = _Correlate.apply(x, weight, bias, tables, kernel_size, geometry, channels_last, dtype)
+    return from_planes(planes, len(tables[0]), geometry[3])
 
 
 class _Correlate(torch.autograd.Function):
@@ -55,7 +57,7 @@ class _Correlate(torch.autograd.Function):
         y = torch.convolution(planes, bank, spread(bias, order, groups), stride, padding, dilation, False, (0,) * len(kernel_size), groups)
         ctx.save_for_backward(x, weight, bias, planes, None if x.is_cuda else bank)  # S times as large as the filters
         ctx.rest = tables, kernel_size, geometry, channels_last, dtype
-        return from_planes(y, order, groups)
+        return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -64,24 +66,44 @@ class _Correlate(torch.autograd.Function):
         if torch.is_grad_enabled() or batched(grads[0]):  # gradients of gradients, or many at once
             wanted = [t for t, needed in zip((x, weight, bias), ctx.needs_input_grad, strict=False) if needed]
             with torch.enable_grad():
-                y = by_parts(x, weight, bias, *ctx.rest)
+                y = to_planes(by_parts(x, weight, bias, *ctx.rest), len(kernel_size), geometry[3])
                 found = iter(torch.autograd.grad(y, wanted, grads[0], create_graph=True))
             return (*(next(found) if needed else None for needed in ctx.needs_input_grad[:3]), *(None,) * 5)
         stride, padding, dilation, groups = geometry
         order, cells = len(tables[0]), math.prod(kernel_size)
         if bank is None:
             bank = in_space(expand(weight, *tables[:2], cells, groups, channels_last, dtype, tables[2]), kernel_size, channels_last)
-        dy = to_planes(grads[0], len(kernel_size), groups)
-        dx, dbank, dbias = torch.ops.aten.convolution_backward(
-            dy, planes, bank, None if bias is None else [bank.shape[0]],
-            stride, padding, dilation, False, (0,) * len(kernel_size), groups, ctx.needs_input_grad[:3],
-        )  # fmt: skip
+        sizes = None if bias is None else [bank.shape[0]]
+        dx, dbank, dbias = conv_backward(grads[0], planes, bank, sizes, stride, padding, dilation, groups, ctx.needs_input_grad[:3])
         if dx is not None:
             dx = from_planes(dx, x.shape[2], groups) if x.ndim == len(kernel_size) + 3 else dx
         dweight = None if dbank is None else collect(dbank.flatten(2), *tables[:2], cells, groups, channels_last, weight.dtype, tables[3])
         if dbias is not None:
             dbias = dbias.view(groups, order, -1).sum(1).flatten()
         return dx, dweight, dbias, None, None, None, None, None
+
+
+def conv_backward(
+    dy: Tensor,
+    planes: Tensor,
+    bank: Tensor,
+    bias_sizes: list[int] | None,
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    dilation: tuple[int, ...],
+    groups: int,
+    wanted: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    """The gradients of torch.convolution by algorithms that give the same bits in every run; cuDNN has others."""
+    before = torch.backends.cudnn.deterministic
+    torch.backends.cudnn.deterministic = True
+    try:
+        found: tuple[Tensor | None, ...] = torch.ops.aten.convolution_backward(
+            dy, planes, bank, bias_sizes, stride, padding, dilation, False, (0,) * len(stride), groups, wanted
+        )
+    finally:
+        torch.backends.cudnn.deterministic = before
+    return found
 
 
 def by_parts(
