@@ -5,6 +5,7 @@ from gcnn import lattice as lattice
 from gcnn import nn as nn
 from gcnn import plot as plot
 from gcnn import testing as testing
+from gcnn.convert import convert
 from gcnn.groups import (
     C1,
     C2,
@@ -97,6 +98,7 @@ __all__ = [
     "Th",
     "cm",
     "cmm",
+    "convert",
     "generate",
     "line",
     "linem",

@@ -11,6 +11,7 @@ import copy
 import math
 import operator
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -33,6 +34,7 @@ from gcnn.nn import (
     GUpsample,
     LiftConv,
 )
+from gcnn.nn.each import ChannelDropout, ChannelNorm, EachElement, UpsampleTo
 from gcnn.nn.module import check_group
 from gcnn.testing import explain
 
@@ -103,8 +105,11 @@ def convert(
     """
     check_group("convert", group)
     _check_options(model, group, keep, pool, weights, example)
+    if isinstance(model, (*CONVS, *TRANSPOSED)):  # one layer
+        model = nn.Sequential(model).train(model.training)
     try:
-        graph = _Tracer().trace(model)
+        with _no_own_gradients():
+            graph = _Tracer().trace(model)
     except Exception as error:  # whatever the user's forward does with a proxy
         if example is None:
             raise ValueError(
@@ -175,49 +180,19 @@ class _Tracer(fx.Tracer):
         return type(m).__name__ in BY_SAMPLE or super().is_leaf_module(m, module_qualified_name)
 
 
-class _Feature(nn.Module):
-    """Dropout of whole channels (N, K, ...), of maps of any rank."""
+@contextmanager
+def _no_own_gradients() -> Iterator[None]:
+    """Refuses torch.autograd.Functions, whose backward tracing would silently lose."""
+    before = torch.autograd.Function.__dict__["apply"]
 
-    def __init__(self, p: float) -> None:
-        super().__init__()
-        self.p = p
+    def refuse(cls: Any, *_: Any, **__: Any) -> Any:
+        raise TypeError(f"it calls {cls.__name__}, a torch.autograd.Function, whose gradient is not known for maps on a group")
 
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.feature_dropout(x, self.p, self.training)
-
-    def extra_repr(self) -> str:
-        return f"p={self.p}"
-
-
-class _EachElement(nn.Module):
-    """A module of images on the map (N, K, *X) of every element by itself: a norm with statistics of one sample."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, x: Tensor) -> Tensor:
-        images = self.module(x.transpose(1, 2).flatten(0, 1))  # (N S, K, *X)
-        each: Tensor = images.unflatten(0, (x.shape[0], x.shape[2])).transpose(1, 2)
-        return each
-
-
-class _ChannelNorm(nn.LayerNorm):
-    """Layer normalisation of the channels of each element at each place."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.movedim(1, -1)).movedim(-1, 1)
-
-
-class _UpsampleTo(nn.Module):
-    """Enlarges a map to a size that is known only when it runs."""
-
-    def __init__(self, group: Group, mode: str, align_corners: bool | None) -> None:
-        super().__init__()
-        self.group, self.mode, self.align_corners = group, mode, align_corners
-
-    def forward(self, x: Tensor, size: Any) -> Tensor:
-        return GUpsample(self.group, tuple(int(n) for n in size), None, self.mode, self.align_corners)(x)
+    torch.autograd.Function.apply = classmethod(refuse)  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        torch.autograd.Function.apply = before
 
 
 class _Converter:
@@ -283,7 +258,7 @@ class _Converter:
             return self._interpolate(node, x)
         if target in (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d):  # tracing has fixed what `training` was
             p = node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
-            return self._insert(node.name, nn.Dropout(p) if target is F.dropout or x.kind == "other" else _Feature(p), x)
+            return self._insert(node.name, nn.Dropout(p) if target is F.dropout or x.kind == "other" else ChannelDropout(p), x)
         if target is F.layer_norm and x.last:
             return self._insert(node.name, self._layer_norm(node, x), x)
         if target is torch.flatten:
@@ -404,7 +379,7 @@ class _Converter:
         if getattr(module, "track_running_stats", False):
             raise self._refusal(f"{name} ({module})", x, "leave out track_running_stats, or use BatchNorm")
         groups = x.new if isinstance(module, INSTANCE_NORMS) else _divisor(x.new, module.num_groups)
-        made: Any = self._layer(name, module, lambda: _EachElement(nn.GroupNorm(groups, x.new, module.eps, module.affine)))
+        made: Any = self._layer(name, module, lambda: EachElement(nn.GroupNorm(groups, x.new, module.eps, module.affine)))
         if self.weights:
             made.module.load_state_dict(module.state_dict())
         return self._insert(name, made, x)
@@ -415,7 +390,7 @@ class _Converter:
         if not (x.last or x.kind == "fibre") or tuple(module.normalized_shape) != (x.old,):
             raise self._refusal(f"{name} ({module})", x, "normalise the channels of each place (permute them to the end), or use GroupNorm")
         made = self._layer(
-            name, module, lambda: _ChannelNorm(x.new, module.eps, module.elementwise_affine, module.bias is not None)
+            name, module, lambda: ChannelNorm(x.new, module.eps, module.elementwise_affine, module.bias is not None)
         )
         if self.weights:
             made.load_state_dict(module.state_dict())
@@ -432,7 +407,7 @@ class _Converter:
     def _layer_norm(self, node: fx.Node, x: Value) -> nn.Module:
         numbers = [node.args[i] if len(node.args) > i else node.kwargs.get(k) for i, k in ((2, "weight"), (3, "bias"))]
         eps: Any = node.args[4] if len(node.args) > 4 else node.kwargs.get("eps", 1e-5)
-        made = _ChannelNorm(x.new, eps, numbers[0] is not None, numbers[1] is not None)
+        made = ChannelNorm(x.new, eps, numbers[0] is not None, numbers[1] is not None)
         for mine, theirs in ((made.weight, numbers[0]), (made.bias, numbers[1])):
             if self.weights and mine is not None and isinstance(theirs, fx.Node):
                 mine.data.copy_(_attribute(self.model, str(theirs.target)))
@@ -483,13 +458,13 @@ class _Converter:
         mode, corners = str(named.get("mode", "nearest")), named.get("align_corners")
         if scale is not None or isinstance(size, int):
             return self._insert(node.name, GUpsample(self.group, size, _whole(scale), mode, corners), x)  # type: ignore[arg-type]
-        made = _UpsampleTo(self.group, mode, corners)  # type: ignore[arg-type]
+        made = UpsampleTo(self.group, mode, corners)  # type: ignore[arg-type]
         new = self._add(node.name, made)
         sizes = fx.map_arg(size, lambda n: self._value(n).node)
         return replace(x, node=self.graph.call_module(new, (x.node, sizes)))
 
     def _channel_dropout(self, name: str, module: Any, x: Value) -> Value:
-        return self._kept(name, module, x) if x.kind in ("image", "other") else self._insert(name, _Feature(module.p), x)
+        return self._kept(name, module, x) if x.kind in ("image", "other") else self._insert(name, ChannelDropout(module.p), x)
 
     def _flatten_module(self, name: str, module: nn.Flatten, x: Value) -> Value:
         if x.kind == "other":

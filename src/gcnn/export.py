@@ -1,4 +1,4 @@
-"""`planar(model)`: a network of this package as plain torch modules with folded banks, for serving (paper, section 7).
+"""Networks of this package for serving: `planar(model)` as plain torch modules with folded banks (paper, section 7), and ONNX files.
 
 The network is traced by torch.fx and rebuilt on planes (N, S K, *X): convolutions with the expanded banks, norms and pools of
 torch.nn, sums over the group as functions. What comes out needs nothing of this package to load or run.
@@ -7,13 +7,20 @@ torch.nn, sums over the group as functions. What comes out needs nothing of this
 from __future__ import annotations
 
 import copy
+import logging
 import operator
-from collections.abc import Callable
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from gcnn.layout import spread
 from gcnn.nn import (
@@ -23,14 +30,16 @@ from gcnn.nn import (
     GBatchNorm,
     GConv,
     GConvTranspose,
+    GLayerNorm,
     GLinear,
     GMaxPool,
     GUpsample,
     LiftConv,
 )
+from gcnn.nn.each import ChannelDropout, UpsampleTo
 from gcnn.nn.module import GModule
 
-__all__ = ["planar"]
+__all__ = ["planar", "to_onnx"]
 
 POINTWISE_MODULES = (
     *(
@@ -57,10 +66,11 @@ POINTWISE_FUNCTIONS = {
 POINTWISE_METHODS = {"relu", "relu_", "sigmoid", "tanh", "add", "add_", "sub", "mul", "mul_", "contiguous", "clone"}
 
 
-def planar(model: nn.Module) -> fx.GraphModule:
+def planar(model: nn.Module, fold: bool = False) -> fx.GraphModule:
     """The same network, in eval mode, as plain nn.Conv, nn.BatchNorm, nn.Linear ...: same inputs, same outputs within rounding.
 
-    Takes networks that torch.fx can trace, on box lattices. The result is a copy; it does not follow further training.
+    Takes networks that torch.fx can trace, on box lattices. The result is a copy; it does not follow further training. With `fold`,
+    norms that follow a convolution directly become part of it.
 
     >>> from gcnn.models import build
     >>> net = build("p4cnn").eval()
@@ -82,12 +92,78 @@ def planar(model: nn.Module) -> fx.GraphModule:
         for m, mode in modes.items():
             m.training = mode
     with torch.no_grad():
-        return _Planar(model, graph).build()
+        made = _Planar(model, graph).build()
+        return _folded(made) if fold else made
+
+
+def to_onnx(model: nn.Module, path: str | Path, example: Tensor, tolerance: float = 1e-4) -> float:
+    """Writes the network as an ONNX file of plain convolutions, for batches of any size, and returns how far the file is off.
+
+    The error is that of onnxruntime on `example`, relative to the largest output; above `tolerance` it is an error, and no file
+    is written. Needs pip install "gcnn[export]".
+    """
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise ImportError('to_onnx needs onnx, onnxscript and onnxruntime: pip install "gcnn[export]"') from error
+    plain, path = planar(model, fold=True), Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"to_onnx: there is no folder {path.parent}; make it first")
+    expected = plain(example)
+    two = example if len(example) > 1 else example.repeat(2, *(1,) * (example.ndim - 1))  # one alone would be fixed
+    batch: Any = {"x": {0: torch.export.Dim("batch")}}
+    program = torch.export.export(plain, (two,), dynamic_shapes=tuple(batch.values()))
+    with warnings.catch_warnings(), tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        warnings.simplefilter("ignore")
+        part = Path(folder) / path.name
+        with _quiet("torch.onnx"):  # it tells us that torchvision is not there
+            written = torch.onnx.export(program, dynamo=True, verbose=False, external_data=False)
+        assert written is not None
+        written.save(str(part), external_data=False)
+        session = onnxruntime.InferenceSession(str(part), providers=["CPUExecutionProvider"])
+        found = torch.from_numpy(session.run(None, {session.get_inputs()[0].name: example.numpy()})[0])
+        error = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-30))
+        if not error <= tolerance:
+            raise ValueError(f"to_onnx: the file's answers are off by {error:.1e}, more than {tolerance:.1e}; nothing was written")
+        part.replace(path)
+    return error
+
+
+@contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """Without the warnings of a logger."""
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _folded(model: fx.GraphModule) -> fx.GraphModule:
+    """With each norm that follows a convolution directly as part of it."""
+    for node in list(model.graph.nodes):
+        if node.op != "call_module" or not isinstance(norm := model.get_submodule(str(node.target)), _BatchNorm):
+            continue
+        before: Any = node.args[0]
+        if not (isinstance(before, fx.Node) and before.op == "call_module" and len(before.users) == 1):
+            continue
+        conv = model.get_submodule(str(before.target))
+        shared = sum(n.op == "call_module" and n.target == before.target for n in model.graph.nodes) > 1
+        if isinstance(conv, nn.Conv1d | nn.Conv2d | nn.Conv3d) and not shared:
+            place, _, last = str(before.target).rpartition(".")
+            setattr(model.get_submodule(place), last, fuse_conv_bn_eval(conv, norm))
+            node.replace_all_uses_with(before)
+            model.graph.erase_node(node)
+    model.delete_all_unused_submodules()
+    model.recompile()
+    return model
 
 
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, GModule | GBatchNorm) or super().is_leaf_module(m, module_qualified_name)
+        return isinstance(m, GModule | GBatchNorm | ChannelDropout) or super().is_leaf_module(m, module_qualified_name)
 
 
 class _Value(NamedTuple):
@@ -163,10 +239,14 @@ class _Planar:
             group = module.group
             if not group.fills_box:
                 raise ValueError(f"planar: {name} ({module}) lives on a hexagonal lattice, which has no planar form yet")
+            if isinstance(module, UpsampleTo):
+                return self._upsample_to(module, x, node.args[1])
             for kind, handle in self._layers.items():
                 if isinstance(module, kind):
                     return handle(self, name, module, x)
             raise ValueError(f"planar: {name} ({module}) has no planar form yet; keep it outside and export the parts around it")
+        if isinstance(module, ChannelDropout):
+            return x
         if isinstance(module, nn.PReLU) and x.elements is not None and module.num_parameters > 1:
             made = nn.PReLU(module.num_parameters * x.elements)
             made.weight.data = module.weight.detach().repeat(x.elements)
@@ -258,6 +338,28 @@ class _Planar:
         fibre = self.graph.call_function(operator.getitem, (shape, slice(1, -dim)))
         return _Value(self._call("unflatten", flat, 1, fibre))
 
+    def _upsample_to(self, module: UpsampleTo, x: _Value, size: Any) -> _Value:
+        mode = module.mode if module.mode == "nearest" else ("linear", "bilinear", "trilinear")[module.group.dim - 1]
+        options = {"size": fx.map_arg(size, self._map), "mode": mode, "align_corners": module.align_corners}
+        if x.elements is None:
+            raise ValueError(f"planar: {module} meets a map of an unknown kind")
+        return x._replace(node=self.graph.call_function(F.interpolate, (x.node,), options))
+
+    def _layer_norm(self, name: str, module: GLayerNorm, x: _Value) -> _Value:
+        y = self._map(x)
+        fibre = (1, 2) if x.elements is not None else (1,)
+        centred = self.graph.call_function(operator.sub, (y, self._call("mean", y, fibre, True)))
+        square = self._call("mean", self.graph.call_function(operator.mul, (centred, centred)), fibre, True)
+        scale = self._call("rsqrt", self.graph.call_function(operator.add, (square, module.eps)))
+        y = self.graph.call_function(operator.mul, (centred, scale))
+        shape = (-1, *(1,) * (module.group.dim + len(fibre) - 1))
+        for numbers, how in ((module.weight, operator.mul), (module.bias, operator.add)):
+            if numbers is not None:
+                y = self.graph.call_function(how, (y, self._constant(numbers.reshape(shape))))
+        if x.elements is None:
+            return _Value(y)
+        return _Value(self._call("flatten", self._call("transpose", y, 1, 2), 1, 2), x.elements, x.channels)
+
     def _coset_pool(self, name: str, module: CosetPool, x: _Value) -> _Value:
         reduce = "amax" if module.reduce == "max" else "mean"
         if x.elements is None:  # (N, K, S), or a map that something else made
@@ -276,6 +378,7 @@ class _Planar:
         GConv: _conv,
         GConvTranspose: _conv,
         GBatchNorm: _norm,
+        GLayerNorm: _layer_norm,
         **dict.fromkeys((GMaxPool, GAvgPool, GAdaptiveAvgPool, GUpsample), _pool),
         CosetPool: _coset_pool,
     }

@@ -55,7 +55,8 @@ class _Correlate(torch.autograd.Function):
         bank = in_space(expand(weight, *tables[:2], cells, groups, channels_last, dtype, tables[2]), kernel_size, channels_last)
         planes = to_planes(x, len(kernel_size), groups)
         y = torch.convolution(planes, bank, spread(bias, order, groups), stride, padding, dilation, False, (0,) * len(kernel_size), groups)
-        ctx.save_for_backward(x, weight, bias, planes, None if x.is_cuda else bank)  # S times as large as the filters
+        small = 8 * bank.numel() < planes.numel()  # a large one is made again: kept, it takes S times the filters' memory
+        ctx.save_for_backward(x, weight, bias, planes, bank if small or not x.is_cuda else None)
         ctx.rest = tables, kernel_size, geometry, channels_last, dtype
         return y
 
