@@ -44,8 +44,8 @@ def rotated_mnist() -> str:
         f"{len(r['seeds'])} seeds, last epoch, nothing chosen on the test set. The authors turned training digits by up to 3.14 "
         "degrees and kept the learning rate: now and then the last epoch is a bad one, as that of the first seed of P4CNN. "
         f"{r['device']}, torch {r['torch']}; an epoch of P4CNN takes {graphs['seeds'][0]['median_epoch_seconds']:.2f} s, and "
-        f"{fast['seeds'][0]['median_epoch_seconds']:.2f} s with `--compile`. Records: `benchmarks/records/{FIRST}`, `{SECOND}` and "
-        f"`{THIRD}`."
+        f"{fast['seeds'][0]['median_epoch_seconds']:.2f} s with `--compile`. Records: `benchmarks/records/{FIRST}`, "
+        f"`{SECOND}` and `{THIRD}`."
     )
     return "\n".join(rows)
 
@@ -100,9 +100,9 @@ def speed_on_gpu() -> str:
         rows.append(f"| {case} | {', '.join(f'{b:.2f}' for b in bounds)} | {' | '.join(cells)} |")
     rows.append("")
     rows.append(
-        f"Time as a multiple of the bound; {r['device']}, torch {r['torch']}. Steps are replayed as CUDA graphs, as `gcnn train` does, so "
-        "that kernels are compared; the last column is the same step launched from Python, on a host that is slow, where small layers "
-        "wait for Python. Record: `benchmarks/records/2026-11-15_speed_h200`."
+        f"Time as a multiple of the bound; {r['device']}, torch {r['torch']}. Steps are replayed as CUDA graphs, as "
+        "`gcnn train` does, so that kernels are compared; the last column is the same step launched from Python, on a host that "
+        "is slow, where small layers wait for Python. Record: `benchmarks/records/2026-11-15_speed_h200`."
     )
     return "\n".join(rows)
 

@@ -41,7 +41,7 @@ def test_converted_networks_keep_their_size_and_get_the_symmetry(name: str) -> N
 
 @pytest.mark.parametrize("name", [n for n in NETWORKS if n not in ("resnet50", "densenet121")])
 def test_started_from_its_weights_it_is_the_mean_over_the_group(name: str) -> None:
-    net, x, symmetry = drawn(name)
+    net, x, _ = drawn(name)
     group: Group = {"volumes": Oh, "signals": linem}.get(name, p4m)
     made = convert(net, group, keep="channels", weights=True)
     total: Any = 0
@@ -55,7 +55,7 @@ def test_started_from_its_weights_it_is_the_mean_over_the_group(name: str) -> No
 
 def test_widths_follow_the_rule() -> None:
     net = nn.Sequential(nn.Conv2d(3, 64, 3), nn.ReLU(), nn.Conv2d(64, 64, 3), nn.ReLU(), nn.Conv2d(64, 10, 3))
-    widths = {keep: convert(net, p4m, keep).get_submodule("0").out_channels for keep in ("params", "channels", "cost")}  # type: ignore[arg-type]
+    widths = {keep: convert(net, p4m, keep).get_submodule("0").out_channels for keep in ("params", "channels", "cost")}
     assert widths["channels"], widths["cost"] == (64, 8)
     assert 20 <= widths["params"] <= 24  # type: ignore[operator]
     assert convert(net, p4m).get_submodule("4").out_channels == 10  # the head's classes stay
@@ -134,7 +134,7 @@ class CustomAutograd(nn.Module):
         self.conv = nn.Conv2d(3, 8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return Own.apply(self.conv(x))  # type: ignore[no-any-return]
+        return Own.apply(self.conv(x))
 
 
 class OverOneAxis(HardReshape):
@@ -154,7 +154,10 @@ class OverOneAxis(HardReshape):
         (nn.Sequential(nn.Conv2d(3, 8, 3), nn.MaxPool2d(2, ceil_mode=True)), r"leave out ceil_mode"),
         (nn.Sequential(nn.Conv2d(3, 8, 3), nn.MultiheadAttention(8, 2)), r"1 \(MultiheadAttention\) cannot"),
         (nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, (3, 5))), r"1 \(Conv2d.*kernel_size"),
-        (nn.Sequential(nn.Conv2d(3, 8, 3), nn.ConvTranspose2d(8, 8, 3, 2, output_padding=1)), r"1 \(ConvTranspose2d.*output_padding"),
+        (
+            nn.Sequential(nn.Conv2d(3, 8, 3), nn.ConvTranspose2d(8, 8, 3, 2, output_padding=1)),
+            r"1 \(ConvTranspose2d.*output_padding",
+        ),
         (nn.Linear(3, 4), r"Linear has no convolution"),
         (nn.Conv3d(3, 4, 3), r"has Conv3d, p4 has dimension 2"),
         (nn.Sequential(LiftConv(p4, 3, 4, 3), nn.Conv2d(3, 4, 3)), r"has layers on a group already"),

@@ -26,6 +26,7 @@ from gcnn.nn import (
     GLayerNorm,
     GLinear,
     GMaxPool,
+    GPool,
     GUpsample,
     LiftConv,
 )

@@ -1,4 +1,4 @@
-"""The command line: gcnn train | eval | predict | report | check | demo | download | groups | plot, thin calls of the library."""
+"""The command line, thin calls of the library: gcnn train, eval, predict, report, check, export, demo, download, models ..."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils.flop_counter import FlopCounterMode
 
 from gcnn.data import SOURCES, download, load
 from gcnn.groups import GROUPS
+from gcnn.models import EXAMPLES, build
 from gcnn.models.cnn import ToHexagonal
 from gcnn.recipes import RECIPES
-from gcnn.train import Config, Run, evaluate, group_of, load_run, pick_device, precision, read_config, train
+from gcnn.train import Config, Normalised, Run, evaluate, group_of, load_run, pick_device, precision, read_config, train
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -60,6 +62,13 @@ def main(arguments: list[str] | None = None) -> int:
     told.add_argument("name", choices=sorted([*SOURCES, "rotated_mnist"]), help="the data set; rotated_mnist is made from mnist")
     told.add_argument("--root", default="", help="the folder for them, data/NAME if not given")
     told.set_defaults(run=_download)
+    told = commands.add_parser("export", help="write the network of a run as an ONNX file, checked with onnxruntime")
+    told.add_argument("folder", help="the folder of a run")
+    told.add_argument("--onnx", required=True, metavar="FILE", help="the file; it takes images with numbers from 0 to 255")
+    told.add_argument("--force", action="store_true", help="replace a file that is there already")
+    told.set_defaults(run=_export)
+    told = commands.add_parser("models", help="list the networks, with their parameters and cost")
+    told.set_defaults(run=_models)
     told = commands.add_parser("groups", help="list the groups")
     told.set_defaults(run=_groups)
     told = commands.add_parser("plot", help="draw a function on a plane group and the same under one of its elements")
@@ -274,6 +283,34 @@ def _download(chosen: argparse.Namespace) -> None:
     root = chosen.root or f"data/{chosen.name}"
     download(chosen.name, root)
     print(f"{chosen.name} is in {root}: gcnn train --data {chosen.name} --data-root {root}")
+
+
+def _export(told: argparse.Namespace) -> None:
+    from gcnn.export import to_onnx
+
+    if Path(told.onnx).exists() and not told.force:
+        raise FileExistsError(f"{told.onnx} is there already; choose another name, or --force")
+    run = load_run(told.folder)
+    example = torch.randint(0, 256, (2, *run.shape)).float()
+    error = to_onnx(Normalised(run.model, run.mean, run.std), told.onnx, example)
+    print(
+        f"{told.onnx}: images {tuple(run.shape)} with numbers from 0 to 255 to {len(run.classes)} logits; "
+        f"off by {error:.1e} in onnxruntime"
+    )
+
+
+def _models(told: argparse.Namespace) -> None:
+    print(f"{'name':16}{'group':8}{'parameters':>12}{'image':>18}{'multiplications':>17}")
+    for name, shape in EXAMPLES.items():
+        with torch.device("meta"):
+            model = build(name)
+            image = torch.empty(1, *shape)
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            model.eval()(image)
+        count, cost = sum(p.numel() for p in model.parameters()), counter.get_total_flops() / 2e6
+        sides = " x ".join(str(n) for n in shape)
+        print(f"{name:16}{group_of(model).name:8}{count:>12,}{sides:>18}{cost:>15,.0f} M")
+    print('\nbuild("NAME", group=..., num_classes=..., in_channels=...) in Python; the cost is that of one image of that size.')
 
 
 def _groups(chosen: argparse.Namespace) -> None:

@@ -1,8 +1,8 @@
 """`convert(model, group)`: an ordinary network of torch made equivariant, layer by layer, in one call.
 
-The network is traced by torch.fx and rebuilt: the first convolution lifts its image to the group, further ones are G-correlations,
-norms are tied over the group, pools and upsampling stay in space, and the group is pooled before the head. While it is rebuilt,
-every value is known as an image, a map on the group, a function on the point group, or something else (`Value`).
+The network is traced by torch.fx and rebuilt: the first convolution lifts its image to the group, further ones are
+G-correlations, norms are tied over the group, pools and upsampling stay in space, and the group is pooled before the head. While
+it is rebuilt, every value is known as an image, a map on the group, a function on the point group, or something else (`Value`).
 """
 
 from __future__ import annotations
@@ -82,21 +82,22 @@ def convert(
 ) -> nn.Module:
     """The equivariant version of an ordinary network, freshly drawn, with modules of the same names.
 
-    Takes networks that torch.fx can trace, of convolutions of the group's dimension, norms, pools, upsampling, pointwise functions,
-    sums, concatenations and linear heads; what it cannot convert is an error that names the module. Others, whose `forward`
+    Takes networks that torch.fx can trace, of convolutions of the group's dimension, norms, pools, upsampling, pointwise
+    functions, sums, concatenations and linear heads; what it cannot convert is an error that names the module. Others, whose `forward`
     branches, have their modules replaced one by one if an `example` image is given to try them on.
 
-    - `keep`: "params" divides widths by about sqrt(S), so that the number of parameters stays (the paper's rule), "channels" leaves
-      them, "cost" divides by S, which keeps the time.
+    - `keep`: "params" divides widths by about sqrt(S), so that the number of parameters stays (the paper's rule), "channels"
+      leaves them, "cost" divides by S, which keeps the time.
     - `pool`: over the group, before the last linear layer, or at the end where the result is an image; None leaves the result on
       the group.
     - `weights`: start from the old network's weights, each filter placed on the identity element. The new network then computes
       the old one on every transformed copy of the image at once, and with pool="mean" its answer is the mean of those answers.
       Needs keep="channels".
-    - `example`: an image (N, C, *X) on which the result is checked: an error if a stride or the like breaks the symmetry at this size.
+    - `example`: an image (N, C, *X) on which the result is checked: an error if a stride or the like breaks the symmetry there.
 
     >>> from gcnn import p4
-    >>> net = nn.Sequential(nn.Conv2d(1, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
+    >>> first, head = (nn.Conv2d(1, 16, 3), nn.BatchNorm2d(16), nn.ReLU()), (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
+    >>> net = nn.Sequential(*first, *head)
     >>> turned = convert(net, p4)
     >>> turned(torch.rand(2, 1, 9, 9)).shape
     torch.Size([2, 10])
@@ -126,9 +127,7 @@ def convert(
     return made if example is None else _checked(made, group, example)
 
 
-def _check_options(
-    model: nn.Module, group: Group, keep: Keep, pool: str | None, weights: bool, example: Tensor | None
-) -> None:
+def _check_options(model: nn.Module, group: Group, keep: Keep, pool: str | None, weights: bool, example: Tensor | None) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"convert: expected an nn.Module, got {model!r}")
     if keep not in ("params", "channels", "cost"):
@@ -145,7 +144,8 @@ def _check_options(
     if dims != {group.dim}:
         several = " and ".join(f"Conv{d}d" for d in sorted(dims))
         raise ValueError(
-            f"convert: {type(model).__name__} has {several}, {group} has dimension {group.dim}; take a group of dimension {max(dims)}"
+            f"convert: {type(model).__name__} has {several}, {group} has dimension {group.dim}; "
+            f"take a group of dimension {max(dims)}"
         )
     if example is not None and (example.ndim != group.dim + 2 or not example.is_floating_point()):
         raise ValueError(f"convert: expected an example image with {group.dim + 2} axes, got {tuple(example.shape)}")
@@ -188,11 +188,12 @@ def _no_own_gradients() -> Iterator[None]:
     def refuse(cls: Any, *_: Any, **__: Any) -> Any:
         raise TypeError(f"it calls {cls.__name__}, a torch.autograd.Function, whose gradient is not known for maps on a group")
 
-    torch.autograd.Function.apply = classmethod(refuse)  # type: ignore[assignment, method-assign]
+    function: Any = torch.autograd.Function
+    function.apply = classmethod(refuse)
     try:
         yield
     finally:
-        torch.autograd.Function.apply = before
+        function.apply = before
 
 
 class _Converter:
@@ -257,7 +258,7 @@ class _Converter:
         if target is F.interpolate and x.kind != "other":
             return self._interpolate(node, x)
         if target in (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d):  # tracing has fixed what `training` was
-            p = node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
+            p: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
             return self._insert(node.name, nn.Dropout(p) if target is F.dropout or x.kind == "other" else ChannelDropout(p), x)
         if target is F.layer_norm and x.last:
             return self._insert(node.name, self._layer_norm(node, x), x)
@@ -317,11 +318,11 @@ class _Converter:
         return replace(self._insert(name, made, x), kind="map", old=module.out_channels, new=k_out)
 
     def _linear(self, name: str, module: nn.Linear, x: Value) -> Value:
+        made: nn.Module
         if x.kind == "image":
             raise self._refusal(f"{name} ({module})", x)
         if x.kind == "other":  # on invariants
-            made = copy.deepcopy(module)
-            return replace(self._insert(name, made, x), old=module.out_features, new=module.out_features)
+            return replace(self._kept(name, module, x), old=module.out_features, new=module.out_features)
         if x.last:  # on the channels of every place
             k = self._width(name, module.out_features)
             made = self._layer(name, module, lambda: GConv(self.group, x.new, k, 1, bias=module.bias is not None))
@@ -332,8 +333,8 @@ class _Converter:
             side = round((module.in_features / x.old) ** (1 / self.group.dim))
             if side**self.group.dim * x.old != module.in_features:
                 raise ValueError(
-                    f"convert: {name} ({module}) takes {module.in_features} numbers, which are not {x.old} channels of a square or "
-                    "cube of cells; flatten maps of equal sides, or pool over space first"
+                    f"convert: {name} ({module}) takes {module.in_features} numbers, which are not {x.old} channels of a square "
+                    "or cube of cells; flatten maps of equal sides, or pool over space first"
                 )
             if side == 1:
                 x = Value(self.graph.call_method("flatten", (x.node, 2)), "fibre", x.old, x.new)
@@ -388,7 +389,9 @@ class _Converter:
         if x.kind == "other":
             return self._kept(name, module, x)
         if not (x.last or x.kind == "fibre") or tuple(module.normalized_shape) != (x.old,):
-            raise self._refusal(f"{name} ({module})", x, "normalise the channels of each place (permute them to the end), or use GroupNorm")
+            raise self._refusal(
+                f"{name} ({module})", x, "normalise the channels of each place (permute them to the end), or use GroupNorm"
+            )
         made = self._layer(
             name, module, lambda: ChannelNorm(x.new, module.eps, module.elementwise_affine, module.bias is not None)
         )
@@ -419,7 +422,8 @@ class _Converter:
             return
         if not support(self.group, made.kernel_size).all():
             raise ValueError(
-                f"convert: the filters of {name} do not fit the hexagonal lattice of {self.group}; weights=True needs a square lattice"
+                f"convert: the filters of {name} do not fit the hexagonal lattice of {self.group}; "
+                "weights=True needs a square lattice"
             )
         with torch.no_grad():
             made.weight.zero_()
@@ -429,12 +433,16 @@ class _Converter:
                 assert made.bias is not None
                 made.bias.copy_(bias)
 
-    # --- layers without ----------------------------------------------------------------------------------------------------------
+    # --- layers without --------------------------------------------------------------------------------------------------------
 
     def _pool_module(self, name: str, module: Any, x: Value) -> Value:
         if x.kind == "other":
             return self._kept(name, module, x)
-        if getattr(module, "ceil_mode", False) or getattr(module, "return_indices", False) or getattr(module, "divisor_override", None):
+        if (
+            getattr(module, "ceil_mode", False)
+            or getattr(module, "return_indices", False)
+            or getattr(module, "divisor_override", None)
+        ):
             raise self._refusal(f"{name} ({module})", x, "leave out ceil_mode, return_indices and divisor_override")
         if isinstance(module, MAX_POOLS):
             made: nn.Module = GMaxPool(self.group, module.kernel_size, module.stride, module.padding, module.dilation)
@@ -477,7 +485,9 @@ class _Converter:
         if x.kind == "other":
             return self._pointwise(node, pointwise=False)
         if start != 1:
-            raise self._refusal(f"{node.name}, a {node.target} to a shape of its own,", x, "flatten(1) and a mean over space are known")
+            raise self._refusal(
+                f"{node.name}, a {node.target} to a shape of its own,", x, "flatten(1) and a mean over space are known"
+            )
         return self._flat_map(node.name, x)
 
     def _flat_map(self, name: str, x: Value) -> Value:
@@ -498,7 +508,11 @@ class _Converter:
             raise self._refusal(f"{node.name}, a {how} over axes {dims},", x, f"take it over all {self.group.dim} axes of space")
         over = tuple(range(-self.group.dim, 0))
         found = self.graph.call_method(how, (x.node, over, keepdim))
-        return replace(x, node=found) if keepdim else replace(x, node=found, kind="fibre" if x.kind == "map" else "other", last=False)
+        return (
+            replace(x, node=found)
+            if keepdim
+            else replace(x, node=found, kind="fibre" if x.kind == "map" else "other", last=False)
+        )
 
     def _permuted(self, x: Value, dims: Any, node: fx.Node) -> Value:
         rank = self.group.dim + 2
@@ -521,7 +535,8 @@ class _Converter:
         if len(kinds) > 1 or (parts[0].kind == "map" and dim not in (1, -self.group.dim - 1)):
             told = ", ".join(p.kind for p in parts)
             raise ValueError(
-                f"convert: {node.name} concatenates {told} along axis {dim}; values of one kind can be, along the channels, axis 1"
+                f"convert: {node.name} concatenates {told} along axis {dim}; values of one kind can be, along the "
+                "channels, axis 1"
             )
         found = self.graph.call_function(torch.cat, ([p.node for p in parts], 1 if parts[0].kind != "other" else dim))
         return replace(parts[0], node=found, old=sum(p.old for p in parts), new=sum(p.new for p in parts))
@@ -532,7 +547,9 @@ class _Converter:
             if isinstance(index, slice):
                 start, stop = (i if i is None or i < 2 else i + 1 for i in (index.start, index.stop))
                 if (start or 0) >= 0 and (start or 0) < 2 and (stop is None or stop > 2):
-                    raise self._refusal("a whole shape", shape, "sizes of space alone, x.shape[2:], and the batch, x.shape[0], are known")
+                    raise self._refusal(
+                        "a whole shape", shape, "sizes of space alone, x.shape[2:], and the batch, x.shape[0], are known"
+                    )
                 index = slice(start, stop, index.step)
             elif index >= 2:
                 index += 1
@@ -553,8 +570,8 @@ class _Converter:
         new = {v.new for v in inputs.values() if v.kind not in ("other", "shape") and v.old == like.old}
         if len(new) > 1:
             raise ValueError(
-                f"convert: {node.name} adds or multiplies maps that had {like.old} channels and now have {sorted(new)}, since some of "
-                'them were concatenated; use keep="channels"'
+                f"convert: {node.name} adds or multiplies maps that had {like.old} channels and now have {sorted(new)}, since some "
+                'of them were concatenated; use keep="channels"'
             )
         nodes = {}
         for n, v in inputs.items():
@@ -577,8 +594,8 @@ class _Converter:
             return self._parameter(str(node.target), held)
         if held.numel() != like.old:
             raise ValueError(
-                f"convert: the parameter {node.target} of shape {tuple(held.shape)} meets a map of {like.old} channels; one number, or "
-                "one a channel, is known"
+                f"convert: the parameter {node.target} of shape {tuple(held.shape)} meets a map of {like.old} channels; one number, "
+                "or one a channel, is known"
             )
         # channels that were permuted to the end are where they were
         shape = (like.new, *(1,) * (self.group.dim + 1 if like.kind == "map" else 1))
@@ -605,7 +622,9 @@ class _Converter:
     def _pooled(self, x: Value) -> Value:
         """A map as an image, a function on the group as numbers, unless the result is to stay on the group."""
         if x.kind == "flat":
-            raise ValueError("convert: a map is flattened and no linear layer follows; end with a mean over space, or with a linear layer")
+            raise ValueError(
+                "convert: a map is flattened and no linear layer follows; end with a mean over space, or with a linear layer"
+            )
         if x.kind not in ("map", "fibre") or self.pool is None:
             return x
         y = self._insert("coset_pool", CosetPool(self.group, reduce=self.pool), x)
@@ -711,7 +730,7 @@ def _divisor(number: int, most: int) -> int:
     return max(d for d in range(1, min(number, most) + 1) if number % d == 0)
 
 
-# --- where tracing fails -----------------------------------------------------------------------------------------------------------
+# --- where tracing fails -------------------------------------------------------------------------------------------------------
 
 
 def _replaced(
@@ -750,8 +769,8 @@ def _replaced(
             copy.deepcopy(made).eval()(example.to(like.device, like.dtype))
     except Exception as error:
         raise ValueError(
-            f"convert: {type(model).__name__} cannot be traced by torch.fx, and with its modules replaced it fails: {error}. Convert the "
-            "parts between the branches of its forward, one at a time"
+            f"convert: {type(model).__name__} cannot be traced by torch.fx, and with its modules replaced it fails: {error}. Convert "
+            "the parts between the branches of its forward, one at a time"
         ) from error
     return made.train(model.training)
 
@@ -771,4 +790,4 @@ class _Head(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         functions = x.reshape(-1, self.channels, self.order)
-        return self.linear(functions.mean(2) if self.pool == "mean" else functions.amax(2))  # type: ignore[no-any-return]
+        return self.linear(functions.mean(2) if self.pool == "mean" else functions.amax(2))

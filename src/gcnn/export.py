@@ -1,4 +1,4 @@
-"""Networks of this package for serving: `planar(model)` as plain torch modules with folded banks (paper, section 7), and ONNX files.
+"""Networks of this package for serving: `planar(model)` as plain modules with folded banks (paper, section 7), and ONNX files.
 
 The network is traced by torch.fx and rebuilt on planes (N, S K, *X): convolutions with the expanded banks, norms and pools of
 torch.nn, sums over the group as functions. What comes out needs nothing of this package to load or run.
@@ -36,7 +36,7 @@ from gcnn.nn import (
     GUpsample,
     LiftConv,
 )
-from gcnn.nn.each import ChannelDropout, UpsampleTo
+from gcnn.nn.each import ChannelDropout, EachElement, UpsampleTo
 from gcnn.nn.module import GModule
 
 __all__ = ["planar", "to_onnx"]
@@ -69,8 +69,8 @@ POINTWISE_METHODS = {"relu", "relu_", "sigmoid", "tanh", "add", "add_", "sub", "
 def planar(model: nn.Module, fold: bool = False) -> fx.GraphModule:
     """The same network, in eval mode, as plain nn.Conv, nn.BatchNorm, nn.Linear ...: same inputs, same outputs within rounding.
 
-    Takes networks that torch.fx can trace, on box lattices. The result is a copy; it does not follow further training. With `fold`,
-    norms that follow a convolution directly become part of it.
+    Takes networks that torch.fx can trace, on box lattices. The result is a copy; it does not follow further training. With
+    `fold`, norms that follow a convolution directly become part of it.
 
     >>> from gcnn.models import build
     >>> net = build("p4cnn").eval()
@@ -104,8 +104,8 @@ def to_onnx(model: nn.Module, path: str | Path, example: Tensor, tolerance: floa
     """
     try:
         import onnxruntime
-    except ImportError as error:
-        raise ImportError('to_onnx needs onnx, onnxscript and onnxruntime: pip install "gcnn[export]"') from error
+    except ImportError as missing:
+        raise ImportError('to_onnx needs onnx, onnxscript and onnxruntime: pip install "gcnn[export]"') from missing
     plain, path = planar(model, fold=True), Path(path)
     if not path.parent.is_dir():
         raise FileNotFoundError(f"to_onnx: there is no folder {path.parent}; make it first")
@@ -124,7 +124,9 @@ def to_onnx(model: nn.Module, path: str | Path, example: Tensor, tolerance: floa
         found = torch.from_numpy(session.run(None, {session.get_inputs()[0].name: example.numpy()})[0])
         error = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-30))
         if not error <= tolerance:
-            raise ValueError(f"to_onnx: the file's answers are off by {error:.1e}, more than {tolerance:.1e}; nothing was written")
+            raise ValueError(
+                f"to_onnx: the file's answers are off by {error:.1e}, more than {tolerance:.1e}; nothing was written"
+            )
         part.replace(path)
     return error
 
@@ -163,7 +165,9 @@ def _folded(model: fx.GraphModule) -> fx.GraphModule:
 
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, GModule | GBatchNorm | ChannelDropout) or super().is_leaf_module(m, module_qualified_name)
+        return isinstance(m, GModule | GBatchNorm | ChannelDropout | EachElement) or super().is_leaf_module(
+            m, module_qualified_name
+        )
 
 
 class _Value(NamedTuple):
@@ -247,6 +251,8 @@ class _Planar:
             raise ValueError(f"planar: {name} ({module}) has no planar form yet; keep it outside and export the parts around it")
         if isinstance(module, ChannelDropout):
             return x
+        if isinstance(module, EachElement):
+            return self._each(name, module, x)
         if isinstance(module, nn.PReLU) and x.elements is not None and module.num_parameters > 1:
             made = nn.PReLU(module.num_parameters * x.elements)
             made.weight.data = module.weight.detach().repeat(x.elements)
@@ -334,16 +340,31 @@ class _Planar:
             return x._replace(node=self._insert(name, made, x.node))
         dim = module.group.dim  # an image, or a map that something else made
         flat = self._insert(name, made, self._call("flatten", x.node, 1, -dim - 1))
-        shape = self.graph.call_function(getattr, (x.node, "shape"))
-        fibre = self.graph.call_function(operator.getitem, (shape, slice(1, -dim)))
-        return _Value(self._call("unflatten", flat, 1, fibre))
+        return _Value(self._call("unflatten", flat, 1, self._fibre(x.node, dim)))
+
+    def _fibre(self, node: Any, dim: int) -> fx.Node:
+        """The sizes of a value between the batch and space."""
+        shape = self.graph.call_function(getattr, (node, "shape"))
+        return self.graph.call_function(operator.getitem, (shape, slice(1, -dim)))
+
+    def _each(self, name: str, module: EachElement, x: _Value) -> _Value:
+        copied = copy.deepcopy(module.module)
+        if x.elements is not None:
+            images = self._call("flatten", self._call("unflatten", x.node, 1, (x.elements, -1)), 0, 1)  # (N S, K, *X)
+            each = self._call("unflatten", self._insert(name, copied, images), 0, (-1, x.elements))
+            return x._replace(node=self._call("flatten", each, 1, 2))
+        turned = self._call("transpose", x.node, 1, 2)
+        elements = self._call("size", turned, 1)
+        each = self._call("unflatten", self._insert(name, copied, self._call("flatten", turned, 0, 1)), 0, (-1, elements))
+        return _Value(self._call("transpose", each, 1, 2))
 
     def _upsample_to(self, module: UpsampleTo, x: _Value, size: Any) -> _Value:
         mode = module.mode if module.mode == "nearest" else ("linear", "bilinear", "trilinear")[module.group.dim - 1]
         options = {"size": fx.map_arg(size, self._map), "mode": mode, "align_corners": module.align_corners}
-        if x.elements is None:
-            raise ValueError(f"planar: {module} meets a map of an unknown kind")
-        return x._replace(node=self.graph.call_function(F.interpolate, (x.node,), options))
+        if x.elements is not None:
+            return x._replace(node=self.graph.call_function(F.interpolate, (x.node,), options))
+        flat = self.graph.call_function(F.interpolate, (self._call("flatten", x.node, 1, -module.group.dim - 1),), options)
+        return _Value(self._call("unflatten", flat, 1, self._fibre(x.node, module.group.dim)))
 
     def _layer_norm(self, name: str, module: GLayerNorm, x: _Value) -> _Value:
         y = self._map(x)

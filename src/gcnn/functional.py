@@ -162,7 +162,7 @@ def transform_filter(
     weight: Tensor,
     kernel_size: Sequence[int],
     stabilizer: Subgroup | None = None,
-    tables: tuple[Tensor, Tensor] | None = None,
+    tables: tuple[Tensor | None, ...] | None = None,
     groups: int = 1,
     channels_last: bool = False,
     dtype: torch.dtype | None = None,
@@ -185,7 +185,7 @@ def transform_filter(
 
 def _check_tables(
     group: Group, weight: Tensor, kernel_size: Sequence[int], stabilizer: Subgroup | None, tables: Any
-) -> tuple[Any, ...]:
+) -> planar.Tables:
     """The tables of the filter transformation, looked up if they are not given, with an error unless they fit the weight."""
     if tables is None:
         found = index_table(group, tuple(kernel_size), group.check_subgroup(stabilizer))
@@ -198,7 +198,7 @@ def _check_tables(
         )
     if table.device != weight.device:  # a gather with an index on the meta device would return garbage
         raise ValueError(f"transform_filter: the weight is on {weight.device}, its tables are on {table.device}")
-    return tuple(tables)
+    return table, inverse, *(tables[2:] or (None, None))
 
 
 def correlate(
@@ -230,11 +230,11 @@ def correlate(
     if autocasts(x.device.type):
         x, bias = x.to(form[1]), None if bias is None else bias.to(form[1])
     if algorithm == "planar":
-        tables = _check_tables(group, weight, kernel_size, stabilizer, tables)
+        checked = _check_tables(group, weight, kernel_size, stabilizer, tables)
         pads = whole_padding(group, kernel_size, steps, padding, spread_by)
         geometry = (steps, pads, spread_by, groups)
         run = planar.by_parts if traced() else planar.correlate
-        return mask_outside(group, run(mask_outside(group, x), weight, bias, tables, kernel_size, geometry, *form))
+        return mask_outside(group, run(mask_outside(group, x), weight, bias, checked, kernel_size, geometry, *form))
     if not regular:  # a function on cosets is one on the group that is constant on each of them
         within = group.check_subgroup(stabilizer)
         labels = as_tensor(np.array(group.cosets(within)), x.device)

@@ -94,7 +94,7 @@ def _invariant_parts(table: IntArray) -> list[FloatArray]:
 def _aligned(matrices: FloatArray, table: IntArray) -> FloatArray:
     """The representation in a basis in which as many commuting involutions as can be had are diagonal.
 
-    Its matrices, and with them the Fourier transform, then have many zeros: those of p4m and its relatives are signed permutations.
+    Its matrices, and with them the Fourier transform, then have many zeros: those of p4m are signed permutations.
     """
     chosen: list[int] = []
     for a in np.flatnonzero(np.diag(table) == 0):

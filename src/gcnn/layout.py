@@ -57,7 +57,7 @@ def traced() -> bool:
 
 
 def plain(x: Tensor) -> bool:
-    """Whether `x` is a tensor of numbers that our own kernels may read: not a subclass's, not under a mode such as FakeTensorMode."""
+    """Whether our own kernels may read `x`: a plain tensor, under no mode such as FakeTensorMode."""
     return type(x) in (Tensor, torch.nn.Parameter) and _get_current_dispatch_mode() is None
 
 
@@ -83,7 +83,8 @@ def allows_tf32() -> bool:
     try:
         return bool(torch.backends.cudnn.allow_tf32)
     except RuntimeError:  # set by torch's newer fp32_precision
-        return bool(torch.backends.cudnn.conv.fp32_precision == "tf32")
+        newer: Any = torch.backends.cudnn
+        return bool(newer.conv.fp32_precision == "tf32")
 
 
 def _channels_last(x: Tensor) -> bool:

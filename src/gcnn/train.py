@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gcnn.data import Dataset, Split, load
+from gcnn.files import write_file
 from gcnn.groups import GROUPS
 from gcnn.models import MODELS, build
 from gcnn.nn import GBatchNorm
@@ -34,6 +35,7 @@ from gcnn.nn import GBatchNorm
 __all__ = [
     "Config",
     "DivergedError",
+    "Normalised",
     "Run",
     "error_by_angle",
     "evaluate",
@@ -390,24 +392,22 @@ class Run:
         return answers_of(self.model, self.inputs(unknown, device), self.config.test_turns).softmax(1)
 
 
+class Normalised(nn.Module):
+    """A network that takes images as they are in files, with numbers from 0 to 255."""
+
+    def __init__(self, model: nn.Module, mean: float, std: float) -> None:
+        super().__init__()
+        self.model, self.mean, self.std = model, mean, std
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits (N, classes)."""
+        logits: Tensor = self.model((images - self.mean) / self.std)
+        return logits
+
+
 def group_of(model: nn.Module) -> Any:
     """The group of the first layer that has one."""
     return next(m.group for m in model.modules() if hasattr(m, "group"))
-
-
-def write_file(path: Path, content: bytes) -> None:
-    """Replaces a file in one move: a crash, a kill or a full disk leaves the old one whole."""
-    part = path.with_name(path.name + ".part")
-    try:
-        with part.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        kept = "the one before it is intact" if path.exists() else "there is none before it"
-        raise OSError(f"{path} could not be written ({error.strerror or error}); {kept}") from error
 
 
 def _save(folder: Path, model: nn.Module, stepper: Stepper, meta: dict[str, Any]) -> None:

@@ -67,7 +67,8 @@ def make_plan(group: Group, kernel_size: tuple[int, ...]) -> Plan:
     return found
 
 
-RATES = {  # of a GPU, 1e12 multiplications and additions a second: of planar convolutions, of their filters' gradient, of our products
+# of a GPU, in 1e12 multiplications and additions a second: planar convolutions, the gradient of their filters, our products
+RATES = {
     "float64": (25.0, 25.0, 25.0),
     "float32": (44.0, 150.0, 42.0),
     "tf32": (390.0, 200.0, 200.0),
@@ -75,9 +76,7 @@ RATES = {  # of a GPU, 1e12 multiplications and additions a second: of planar co
 }
 
 
-def pays_on_cuda(
-    group: Group, dtype: torch.dtype, k_in: int, k_out: int, taps: int, points: int, gradient: bool = False
-) -> bool:
+def pays_on_cuda(group: Group, dtype: torch.dtype, k_in: int, k_out: int, taps: int, points: int, gradient: bool = False) -> bool:
     """Whether the Fourier algorithm is the faster one on a GPU, for the map or for the gradient of the filters.
 
     A model of the two, in the proportions of an H200: arithmetic at measured rates; besides, every number of the patches is

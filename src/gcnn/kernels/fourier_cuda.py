@@ -31,7 +31,7 @@ BLOCK = 1 << 28  # bytes of patches worked on at a time, or as many as the plane
 class Run(NamedTuple):
     """Representations of one dimension and type, one after the other."""
 
-    count: int
+    number: int
     dim: int
     rows: int
     """d / kind."""
@@ -153,7 +153,8 @@ class Patches:
         grid = (triton.cdiv(stop - start, block_m) * self.taps * triton.cdiv(self.k_in, block_k),)
         _patches[grid](
             self.rows, out, self.cells, start, stop - start, self.k_in, self.taps, *self.geometry,
-            self.layout.matrix, self.layout.start, self.layout.dim, self.layout.part, self.order, wide(self.rows), block_m, block_k,
+            self.layout.matrix, self.layout.start, self.layout.dim, self.layout.part,
+            self.order, wide(self.rows), block_m, block_k,
         )  # fmt: skip
         return self.split(out, stop - start, self.width)
 
@@ -161,8 +162,8 @@ class Patches:
         """S coefficients of `points` points and `width` numbers, run by run."""
         found = []
         for run in self.layout.runs:
-            size = run.count * run.rows * run.dim * points * width
-            found.append(numbers[run.first * points * width :][:size].view(run.count, run.rows * points, run.dim * width))
+            size = run.number * run.rows * run.dim * points * width
+            found.append(numbers[run.first * points * width :][:size].view(run.number, run.rows * points, run.dim * width))
         return found
 
 
@@ -183,7 +184,8 @@ def correlate(group: Group, planes: Tensor, weight: Tensor, *geometry: tuple[int
             grid = (triton.cdiv(stop - start, block_m), triton.cdiv(k_out, block_k))
             _restore[grid](
                 product, out[start:stop], stop - start, k_out,
-                patches.layout.matrix, patches.layout.start, patches.layout.dim, patches.layout.part, s, wide(planes), block_m, block_k,
+                patches.layout.matrix, patches.layout.start, patches.layout.dim, patches.layout.part,
+                s, wide(planes), block_m, block_k,
             )  # fmt: skip
     return result
 
@@ -196,7 +198,7 @@ def weight_gradient(group: Group, planes: Tensor, dy: Tensor, weight: Tensor, *g
     k_out, k_in, s = weight.shape[0], weight.shape[1], group.order
     fine = torch.promote_types(planes.dtype, torch.float32)
     sums = [
-        torch.zeros(r.count, r.dim * patches.width, r.dim * k_out, dtype=fine, device=dy.device) for r in patches.layout.runs
+        torch.zeros(r.number, r.dim * patches.width, r.dim * k_out, dtype=fine, device=dy.device) for r in patches.layout.runs
     ]
     hat = planes.new_empty(s * patches.block * patches.width)
     grad = planes.new_empty(s * patches.block * k_out)
@@ -210,7 +212,7 @@ def weight_gradient(group: Group, planes: Tensor, dy: Tensor, weight: Tensor, *g
                     total += torch.bmm(x.mT, y)
     found = tables(group, geometry[0], dy.device)
     parts = [
-        total.view(r.count, r.dim, patches.taps, k_in, r.dim, k_out).permute(0, 1, 4, 2, 3, 5).reshape(r.count * r.dim**2, -1)
+        total.view(r.number, r.dim, patches.taps, k_in, r.dim, k_out).permute(0, 1, 4, 2, 3, 5).reshape(r.number * r.dim**2, -1)
         for r, total in zip(patches.layout.runs, sums, strict=True)
     ]
     with matmul_precision(tf32=False):
@@ -225,9 +227,9 @@ def transform_filters(group: Group, weight: Tensor, kernel_size: tuple[int, ...]
     entries = entries_of(group, weight, kernel_size, dtype)
     at, filters = 0, []
     for run in layout(group).runs:
-        part = entries[at : at + run.count * run.dim**2].view(run.count, run.dim, run.dim, -1, k_in, k_out)
-        filters.append(part.permute(0, 1, 3, 4, 2, 5).reshape(run.count, -1, run.dim * k_out))
-        at += run.count * run.dim**2
+        part = entries[at : at + run.number * run.dim**2].view(run.number, run.dim, run.dim, -1, k_in, k_out)
+        filters.append(part.permute(0, 1, 3, 4, 2, 5).reshape(run.number, -1, run.dim * k_out))
+        at += run.number * run.dim**2
     return filters
 
 

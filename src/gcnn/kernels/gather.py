@@ -110,7 +110,7 @@ def _collect(
     for element in range(S):
         row = (filter_ // per_group * S + element) * per_group + filter_ % per_group
         place = tl.load(inverse + element * q + number, mask=inside, other=0)
-        if CHANNELS_LAST:
+        if CHANNELS_LAST:  # noqa: SIM108 (a constant: Triton drops the other branch)
             source = place * k_in + channel
         else:
             source = ((place % cosets) * k_in + channel) * cells + place // cosets

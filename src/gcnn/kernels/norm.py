@@ -16,7 +16,6 @@ from torch import Tensor
 
 from gcnn.layout import from_planes, to_planes
 
-
 Running = tuple[Tensor, Tensor]
 
 

@@ -54,7 +54,9 @@ class _Correlate(torch.autograd.Function):
         order, cells = len(tables[0]), math.prod(kernel_size)
         bank = in_space(expand(weight, *tables[:2], cells, groups, channels_last, dtype, tables[2]), kernel_size, channels_last)
         planes = to_planes(x, len(kernel_size), groups)
-        y = torch.convolution(planes, bank, spread(bias, order, groups), stride, padding, dilation, False, (0,) * len(kernel_size), groups)
+        y = torch.convolution(
+            planes, bank, spread(bias, order, groups), stride, padding, dilation, False, (0,) * len(kernel_size), groups
+        )
         small = 8 * bank.numel() < planes.numel()  # a large one is made again: kept, it takes S times the filters' memory
         ctx.save_for_backward(x, weight, bias, planes, bank if small or not x.is_cuda else None)
         ctx.rest = tables, kernel_size, geometry, channels_last, dtype
@@ -73,12 +75,20 @@ class _Correlate(torch.autograd.Function):
         stride, padding, dilation, groups = geometry
         order, cells = len(tables[0]), math.prod(kernel_size)
         if bank is None:
-            bank = in_space(expand(weight, *tables[:2], cells, groups, channels_last, dtype, tables[2]), kernel_size, channels_last)
+            bank = in_space(
+                expand(weight, *tables[:2], cells, groups, channels_last, dtype, tables[2]), kernel_size, channels_last
+            )
         sizes = None if bias is None else [bank.shape[0]]
-        dx, dbank, dbias = conv_backward(grads[0], planes, bank, sizes, stride, padding, dilation, groups, ctx.needs_input_grad[:3])
+        dx, dbank, dbias = conv_backward(
+            grads[0], planes, bank, sizes, stride, padding, dilation, groups, ctx.needs_input_grad[:3]
+        )
         if dx is not None:
             dx = from_planes(dx, x.shape[2], groups) if x.ndim == len(kernel_size) + 3 else dx
-        dweight = None if dbank is None else collect(dbank.flatten(2), *tables[:2], cells, groups, channels_last, weight.dtype, tables[3])
+        dweight = (
+            None
+            if dbank is None
+            else collect(dbank.flatten(2), *tables[:2], cells, groups, channels_last, weight.dtype, tables[3])
+        )
         if dbias is not None:
             dbias = dbias.view(groups, order, -1).sum(1).flatten()
         return dx, dweight, dbias, None, None, None, None, None
@@ -120,7 +130,9 @@ def by_parts(
     """The same in operations that can be traced, transformed and differentiated in every way."""
     stride, padding, dilation, groups = geometry
     order = len(tables[0])
-    bank = in_space(expand_filters(weight, *tables[:2], math.prod(kernel_size), groups, channels_last, dtype), kernel_size, channels_last)
+    bank = in_space(
+        expand_filters(weight, *tables[:2], math.prod(kernel_size), groups, channels_last, dtype), kernel_size, channels_last
+    )
     convolve: Any = (F.conv1d, F.conv2d, F.conv3d)[len(kernel_size) - 1]
     planes = to_planes(x, len(kernel_size), groups)
     y = convolve(planes, bank, spread(bias, order, groups), stride, padding, dilation, groups)

@@ -33,7 +33,21 @@ def pool_statistics(
     mean, var = running or (tied, tied)
     grid = (triton.cdiv(k, BLOCK),)
     _pool_statistics[grid](
-        means, variances, weight, bias, mean, var, planar, tied, k, means.numel() // k, points, eps, rate, running is not None, BLOCK
+        means,
+        variances,
+        weight,
+        bias,
+        mean,
+        var,
+        planar,
+        tied,
+        k,
+        means.numel() // k,
+        points,
+        eps,
+        rate,
+        running is not None,
+        BLOCK,
     )
     return planar, tied
 

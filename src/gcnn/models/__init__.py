@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from gcnn.convert import convert
-from gcnn.groups import Group, O, p1, p4, p4m
+from gcnn.groups import GROUPS, Group, O, p1, p4, p4m
 from gcnn.models import planar
 from gcnn.models.cnn import cnn
 from gcnn.models.resnet import digit_resnet, resnet
+from gcnn.models.weights import load_into, read, save
 
-__all__ = ["MODELS", "build"]
+__all__ = ["EXAMPLES", "MODELS", "PRETRAINED", "build", "load", "load_into", "save"]
 
 
-
-def converted(planar: Callable[..., nn.Module], group: Group, keep: Any = "params", pool: Any = "mean", **options: Any) -> nn.Module:
+def converted(
+    planar: Callable[..., nn.Module], group: Group, keep: Any = "params", pool: Any = "mean", **options: Any
+) -> nn.Module:
     """An ordinary network, made with `options`, for the group; `keep` and `pool` as for `gcnn.convert`."""
     return convert(planar(**options), group, keep, pool)
 
@@ -48,8 +51,26 @@ MODELS: dict[str, tuple[Callable[..., nn.Module], dict[str, Any]]] = {
 """Name -> (builder, the arguments that the name stands for)."""
 
 
-def build(name: str, **options: Any) -> nn.Module:
+EXAMPLES: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(("z2cnn", "p4cnn", "p4cnn-rotpool", "digit-resnet"), (1, 28, 28)),
+    **dict.fromkeys(("resnet44", "resnet26"), (3, 33, 33)),
+    **dict.fromkeys(("resnet18", "resnet34", "resnet50"), (3, 65, 65)),
+    "densenet121": (3, 61, 61),
+    "unet": (3, 64, 64),
+    "convnext-tiny": (3, 64, 64),
+    "resnet10-3d": (1, 17, 17, 17),
+}
+"""Name -> the shape of an image at which its strides are exact."""
+
+PRETRAINED = {"p4cnn": "p4cnn.safetensors"}
+"""Name -> weights that come with the package."""
+
+
+def build(name: str, pretrained: bool = False, **options: Any) -> nn.Module:
     """The network `name` of MODELS; `options` are its builder's: group, channels or widths, num_classes, in_channels ...
+
+    With `pretrained`, weights that come with the package: P4CNN, trained on the 12,000 rotated digits of `gcnn.data`, takes
+    (bytes - 33.29) / 73.90 and is wrong on 1.8 % of the 50,000 test digits.
 
     >>> import torch
     >>> build("p4cnn")(torch.rand(2, 1, 28, 28)).shape
@@ -61,6 +82,28 @@ def build(name: str, **options: Any) -> nn.Module:
         raise ValueError(f"model must be one of {', '.join(MODELS)}, got {name!r}")
     builder, defaults = MODELS[name]
     try:
-        return builder(**{**defaults, **options})
+        made = builder(**{**defaults, **options})
     except TypeError as error:
         raise TypeError(f"build({name!r}): {error}") from None
+    named = {k: v.name if isinstance(v, Group) else v for k, v in options.items()}
+    made.built_from = {"name": name, "options": named}  # type: ignore[assignment]
+    if pretrained:
+        if name not in PRETRAINED or options:
+            raise ValueError(
+                f"build: weights come with {', '.join(PRETRAINED)}, without other options, not with {name!r} {options or ''}"
+            )
+        load_into(made, Path(__file__).parent / PRETRAINED[name]).eval()
+    return made
+
+
+def load(path: str | Path) -> nn.Module:
+    """The network of a file that `save` wrote of one from `build`, in eval mode; `load_into(model, path)` takes any other."""
+    made_from = read(path)[1].get("build")
+    if not made_from:
+        raise ValueError(f"{path} does not say which network it is of: make that, and use load_into(model, {str(path)!r})")
+    options = dict(made_from["options"])
+    if "group" in options:
+        if options["group"] not in GROUPS:
+            raise ValueError(f"{path} is of the group {options['group']}, which is not in GROUPS: use load_into")
+        options["group"] = GROUPS[options["group"]]
+    return load_into(build(made_from["name"], **options), path).eval()

@@ -1,7 +1,7 @@
 """Ordinary networks of torch, written as most people write them; `gcnn.models.build` hands them to `gcnn.convert`.
 
-ResNet (He et al. 2015), DenseNet (Huang et al. 2017), U-Net (Ronneberger et al. 2015), ConvNeXt (Liu et al. 2022), and a ResNet for
-volumes. They know nothing of groups.
+ResNet (He et al. 2015), DenseNet (Huang et al. 2017), U-Net (Ronneberger et al. 2015), ConvNeXt (Liu et al. 2022), and a
+ResNet for volumes. They know nothing of groups.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class BasicBlock(nn.Module):
         self.downsample = _projection(dim, k_in, k, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x + conv(relu(conv(x))), with norms."""
+        """The sum of x and conv(relu(conv(x))), with norms."""
         y = self.relu(self.bn1(self.conv1(x)))
         y = self.bn2(self.conv2(y))
         found: Tensor = self.relu(y + self.downsample(x))
@@ -55,7 +55,7 @@ class Bottleneck(nn.Module):
         self.downsample = _projection(dim, k_in, 4 * k, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x + conv(relu(conv(relu(conv(x))))), with norms."""
+        """The sum of x and conv(relu(conv(relu(conv(x))))), with norms."""
         y = self.relu(self.bn1(self.conv1(x)))
         y = self.relu(self.bn2(self.conv2(y)))
         y = self.bn3(self.conv3(y))
@@ -83,7 +83,10 @@ class ResNet(nn.Module):
         stem: int = 7,
     ) -> None:
         super().__init__()
-        first = [CONV[dim - 1](in_channels, widths[0], stem, 1 if stem == 3 else 2, stem // 2, bias=False), NORM[dim - 1](widths[0])]
+        first = [
+            CONV[dim - 1](in_channels, widths[0], stem, 1 if stem == 3 else 2, stem // 2, bias=False),
+            NORM[dim - 1](widths[0]),
+        ]
         self.stem = nn.Sequential(*first, nn.ReLU(), *([] if stem == 3 else [MAX_POOL[dim - 1](3, 2, 1)]))
         stages, k_in = [], widths[0]
         for i, (k, count) in enumerate(zip(widths, layers, strict=True)):
@@ -124,7 +127,12 @@ class DenseNet(nn.Module):
     ) -> None:
         super().__init__()
         k = 2 * growth
-        layers: list[nn.Module] = [nn.Conv2d(in_channels, k, 7, 2, 3, bias=False), nn.BatchNorm2d(k), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+        layers: list[nn.Module] = [
+            nn.Conv2d(in_channels, k, 7, 2, 3, bias=False),
+            nn.BatchNorm2d(k),
+            nn.ReLU(),
+            nn.MaxPool2d(3, 2, 1),
+        ]
         for i, count in enumerate(blocks):
             if i:
                 layers += [nn.BatchNorm2d(k), nn.ReLU(), nn.Conv2d(k, k // 2, 1, bias=False), nn.AvgPool2d(2)]
@@ -205,7 +213,11 @@ class ConvNeXt(nn.Module):
             if i:
                 layers += [nn.GroupNorm(1, widths[i - 1]), nn.Conv2d(widths[i - 1], k, 2, 2)]
             layers += [ConvNeXtBlock(k) for _ in range(depth)]
-        self.features, self.norm, self.head = nn.Sequential(*layers), nn.LayerNorm(widths[-1], eps=1e-6), nn.Linear(widths[-1], num_classes)
+        self.features, self.norm, self.head = (
+            nn.Sequential(*layers),
+            nn.LayerNorm(widths[-1], eps=1e-6),
+            nn.Linear(widths[-1], num_classes),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Images to logits (N, num_classes)."""

@@ -1,4 +1,4 @@
-"""What `gcnn.convert` puts in the place of torch's layers that have no tied version: the same on every element's map by itself."""
+"""What `gcnn.convert` puts in the place of layers that have no tied version: the same on every element's map by itself."""
 
 from __future__ import annotations
 

@@ -1,0 +1,21 @@
+"""Files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Replaces a file in one move: a crash, a kill or a full disk leaves the old one whole."""
+    part = path.with_name(path.name + ".part")
+    try:
+        with part.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        kept = "the one before it is intact" if path.exists() else "there is none before it"
+        raise OSError(f"{path} could not be written ({error.strerror or error}); {kept}") from error

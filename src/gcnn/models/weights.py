@@ -1,0 +1,85 @@
+"""Weights as safetensors files that know what they are weights of: no pickle, so that a file from elsewhere runs no code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from gcnn.files import write_file
+from gcnn.groups import Group
+
+__all__ = ["load_into", "save"]
+
+NEEDED = 'weights are safetensors files: pip install safetensors, or "gcnn[train]"'
+
+
+def groups_of(model: nn.Module) -> list[Any]:
+    """The name and the matrices of each group that layers of the model have: what its weights mean depends on them."""
+    groups = [getattr(m, "group", None) for m in model.modules()]
+    found = {group.name: group.matrices for group in groups if isinstance(group, Group)}
+    return json.loads(json.dumps(sorted(found.items())))
+
+
+def save(model: nn.Module, path: str | Path, overwrite: bool = False, **about: Any) -> None:
+    """Writes the weights with the groups of the model, what `build` made it from if that is known, and `about`.
+
+    >>> import tempfile
+    >>> import torch
+    >>> from gcnn.models import build, load
+    >>> net = build("p4cnn", channels=2)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save(net, folder + "/mine.safetensors", trained_on="nothing")
+    ...     again = load(folder + "/mine.safetensors")
+    >>> bool((net(torch.ones(1, 1, 28, 28)) == again(torch.ones(1, 1, 28, 28))).all())
+    True
+    """
+    try:
+        from safetensors.torch import save as pack
+    except ImportError as error:
+        raise ImportError(NEEDED) from error
+    path = Path(path)
+    if path.exists() and not overwrite:
+        raise FileExistsError(f"{path} is there already; choose another name, or save(..., overwrite=True)")
+    tensors = {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}
+    meta = {"groups": groups_of(model), "build": getattr(model, "built_from", None), "about": about}
+    write_file(path, pack(tensors, {"gcnn": json.dumps(meta)}))
+
+
+def read(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The tensors of a file, and what it says about them."""
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError as error:
+        raise ImportError(NEEDED) from error
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"{path} is not there")
+    try:
+        with safe_open(path, "pt") as file:
+            meta = json.loads((file.metadata() or {})["gcnn"])
+            names = file.keys()
+            return {name: file.get_tensor(name) for name in names}, meta
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise ValueError(f"{path} holds no weights of gcnn, or is truncated or damaged ({error})") from error
+
+
+def load_into(model: nn.Module, path: str | Path) -> nn.Module:
+    """The model with the weights of a file, which must be of the same groups and shapes; else the model is as it was."""
+    tensors, meta = read(path)
+    theirs, ours = dict(meta.get("groups", [])), dict(groups_of(model))
+    if theirs != ours:
+        words = [", ".join(sorted(g)) or "no group" for g in (theirs, ours)]
+        more = " (with other elements, or in another order)" if words[0] == words[1] else ""
+        raise ValueError(f"{path} holds weights of {words[0]}, the network is one of {words[1]}{more}")
+    expected = {k: tuple(v.shape) for k, v in model.state_dict().items()}
+    found = {k: tuple(v.shape) for k, v in tensors.items()}
+    if expected != found:
+        first = sorted(k for k in expected.keys() | found.keys() if expected.get(k) != found.get(k))[0]
+        raise ValueError(
+            f"{path} does not fit the network: {first} is {found.get(first, 'missing')} there, "
+            f"{expected.get(first, 'missing')} here"
+        )
+    model.load_state_dict(tensors)
+    return model

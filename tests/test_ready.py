@@ -1,0 +1,140 @@
+"""The ready networks: trained one step, exported, saved and loaded again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from gcnn import Oh, p4, p4m
+from gcnn.cli import main
+from gcnn.data import digits
+from gcnn.export import planar, to_onnx
+from gcnn.models import EXAMPLES, MODELS, build, load, load_into, save
+from gcnn.nn import GBatchNorm, GConv, LiftConv
+from gcnn.testing import equivariance_error
+from gcnn.train import group_of
+
+onnx = pytest.importorskip("onnx")
+CONVERTED = [name for name in MODELS if MODELS[name][0].__name__ == "converted"]
+
+
+def test_every_network_has_an_example() -> None:
+    assert set(EXAMPLES) == set(MODELS)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_ready_networks_train_and_export(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net, x = build(name, num_classes=5), torch.randn(2, *EXAMPLES[name])
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
+    y = net(x)
+    y.square().mean().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
+    optimizer.step()
+    net.eval()
+    if name in CONVERTED:
+        assert equivariance_error(net, group_of(net), x) < 1e-4
+    with torch.no_grad():
+        expected = net(x)
+        size = float(expected.abs().max())
+        torch.testing.assert_close(planar(net, fold=True)(x), expected, rtol=1e-5, atol=2e-6 * size)
+    path = tmp_path / "net.onnx"
+    assert to_onnx(net, path, x) < 1e-5
+    graph = onnx.load(path).graph
+    stored = {i.name for i in graph.initializer if i.data_type == onnx.TensorProto.FLOAT}
+    assert not [n for n in graph.node if n.op_type == "Gather" and n.input[0] in stored]  # filters are folded
+    assert [p.name for p in tmp_path.iterdir()] == ["net.onnx"]
+
+
+def test_an_onnx_file_that_fails_is_not_written(tmp_path: Path) -> None:
+    net, x = build("p4cnn").eval(), torch.randn(1, *EXAMPLES["p4cnn"])
+    path = tmp_path / "net.onnx"
+    path.write_text("an older one")
+    with pytest.raises(ValueError, match=r"off by .* nothing was written"):
+        to_onnx(net, path, x, tolerance=0.0)
+    assert path.read_text() == "an older one"
+    with pytest.raises(FileNotFoundError, match="there is no folder"):
+        to_onnx(net, tmp_path / "no" / "net.onnx", x)
+
+
+def test_norms_are_folded_where_they_can_be() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(LiftConv(p4m, 2, 3, 3), GBatchNorm(p4m, 3), nn.ReLU(), GConv(p4m, 3, 3, 3), nn.ReLU(), GBatchNorm(p4m, 3))
+    x = torch.randn(4, 2, 9, 9)
+    for _ in range(3):
+        net(x + 1)
+    net.eval()
+    folded = planar(net, fold=True)
+    assert [type(m).__name__ for m in folded.modules() if not list(m.children())].count("BatchNorm2d") == 1
+    with torch.no_grad():
+        torch.testing.assert_close(folded(x), net(x), rtol=1e-5, atol=1e-5)
+
+
+# --- weights -------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_p4cnn_that_comes_with_the_package_reads_digits() -> None:
+    net, data = build("p4cnn", pretrained=True), digits()
+    x = (data.test.images[:2000].float() - 33.29) / 73.90
+    with torch.no_grad():
+        answers = net(x).argmax(1)
+    assert float((answers != data.test.labels[:2000]).float().mean()) < 0.025
+    assert (Path(__file__).parent.parent / "src/gcnn/models/p4cnn.safetensors").stat().st_size < 110_000
+    with pytest.raises(ValueError, match="weights come with p4cnn"):
+        build("z2cnn", pretrained=True)
+
+
+def test_weights_come_back_with_their_network(tmp_path: Path) -> None:
+    net = build("p4cnn", group=p4m, channels=3, num_classes=4).eval()
+    path = tmp_path / "net.safetensors"
+    save(net, path, why="a test")
+    again = load(path)
+    x = torch.randn(1, 1, 28, 28)
+    assert torch.equal(net(x), again(x))
+    with pytest.raises(FileExistsError, match=r"is there already.*overwrite=True"):
+        save(net, path)
+    save(net, path, overwrite=True)
+
+
+def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    ours, other = build("p4cnn", group=p4, channels=8), build("p4cnn", group=p4m, channels=4)
+    path = tmp_path / "p4m.safetensors"
+    save(other, path)
+    before = {k: v.clone() for k, v in ours.state_dict().items()}
+    with pytest.raises(ValueError, match=r"holds weights of p4m, the network is one of p4$"):
+        load_into(ours, path)
+    save(build("p4cnn"), tmp_path / "ten.safetensors")
+    with pytest.raises(ValueError, match=r"does not fit the network: 0.bias is \(10,\) there, \(8,\) here"):
+        load_into(ours, tmp_path / "ten.safetensors")
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(ValueError, match="holds no weights of gcnn, or is truncated"):
+        load(path)
+    path.write_text("something else")
+    with pytest.raises(ValueError, match="holds no weights of gcnn"):
+        load_into(ours, path)
+    with pytest.raises(FileNotFoundError, match="is not there"):
+        load(tmp_path / "none")
+    save(nn.Sequential(LiftConv(Oh, 1, 2, 3)), tmp_path / "own.safetensors")
+    with pytest.raises(ValueError, match=r"does not say which network.*load_into"):
+        load(tmp_path / "own.safetensors")
+    assert all(torch.equal(v, before[k]) for k, v in ours.state_dict().items())
+
+
+# --- the program ---------------------------------------------------------------------------------------------------------------
+
+
+def test_the_program_lists_networks_and_exports_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models"]) == 0
+    assert "p4cnn           p4            24,680" in capsys.readouterr().out
+    run, file = str(tmp_path / "run"), str(tmp_path / "net.onnx")
+    arguments = ["train", "--model", "p4cnn", "--channels", "2", "--epochs", "1", "--out", run, "--batch-size", "4000"]
+    assert main(arguments) == 0
+    assert main(["export", run, "--onnx", file]) == 0
+    assert "numbers from 0 to 255" in capsys.readouterr().out
+    assert main(["export", run, "--onnx", file]) == 1
+    assert "is there already" in capsys.readouterr().err
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["channels"] == 2
