@@ -27,8 +27,10 @@ from gcnn.nn import (
     GLinear,
     GMaxPool,
     GPool,
+    GSubsample,
     GUpsample,
     LiftConv,
+    Restrict,
 )
 
 BOXES = [g for g in GROUPS.values() if g.fills_box]
@@ -117,8 +119,8 @@ class Branching(nn.Module):
     [
         (nn.Sequential(LiftConv(p6, 1, 2, 3)), r"planar: 0 \(LiftConv.*lives on a hexagonal lattice"),
         (
-            nn.Sequential(LiftConv(p4, 1, 2, 3), GLayerNorm(p4, 2)),
-            r"planar: 1 \(GLayerNorm.* has no planar form yet",
+            nn.Sequential(LiftConv(p4, 1, 2, 3), GPool(p4, [(0, (0, 0))])),
+            r"planar: 1 \(GPool.* has no planar form yet",
         ),
         (nn.Sequential(GBatchNorm(p4m, 2, track_running_stats=False)), r"has no running statistics to fold"),
         (Branching(), r"torch.fx cannot trace Branching"),
@@ -180,3 +182,39 @@ def test_planar_is_a_copy_and_leaves_the_network_alone() -> None:
 def test_one_layer_alone(layer: nn.Module) -> None:
     x = torch.randn(2, 3, 4, 9, 9)
     torch.testing.assert_close(planar(layer.eval())(x), layer(x))
+
+
+@pytest.mark.parametrize("group", [g for g in BOXES if 1 < g.order <= 16], ids=lambda g: g.name)
+def test_norms_of_layers_restrictions_and_subsampling(group: Group) -> None:
+    torch.manual_seed(0)
+    part = group.subgroups()[-2] if len(group.subgroups()) > 1 else (0,)
+    restrict, sample = Restrict(group, part), GSubsample(group, 2, part)
+    small = group.restrict(part)
+    layers = (LiftConv(group, 2, 3, 3, padding=1), GLayerNorm(group, 3), nn.ReLU())
+    for net in (
+        nn.Sequential(*layers, restrict, GConv(small, 3 * group.order // len(part), 2, 1)),
+        nn.Sequential(*layers, sample, GConv(small, 3, 2, 1)),
+    ):
+        x = image(group, size=5).to(torch.float32)
+        torch.testing.assert_close(planar(net)(x), net.eval()(x), rtol=1e-5, atol=1e-5)
+
+
+def test_other_roads_of_torch_take_plain_networks() -> None:
+    torch.manual_seed(0)
+    net, x = build("p4cnn", channels=2).eval(), torch.randn(2, 1, 28, 28)
+    plain = planar(net, fold=True)
+    with torch.no_grad():
+        expected = net(x)
+        torch.testing.assert_close(torch.export.export(plain, (x,)).module()(x), expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(torch.jit.trace(plain, (x,))(x), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # inductor uses what torch deprecates
+def test_a_plain_network_runs_ahead_of_time(tmp_path: Path) -> None:
+    """AOTInductor: a library that needs no Python."""
+    torch.manual_seed(0)
+    net, x = nn.Sequential(LiftConv(p4, 1, 2, 3), GBatchNorm(p4, 2), nn.ReLU(), CosetPool(p4)).eval(), torch.randn(1, 1, 9, 9)
+    inductor: Any = torch._inductor
+    file = inductor.aoti_compile_and_package(torch.export.export(planar(net), (x,)), package_path=str(tmp_path / "net.pt2"))
+    with torch.no_grad():
+        torch.testing.assert_close(inductor.aoti_load_package(file)(x), net(x), rtol=1e-5, atol=1e-5)

@@ -536,3 +536,28 @@ def test_second_derivatives_of_norms_of_maps_with_gaps() -> None:
     whole = torch.randn(3, 2, 4, 4, 4, dtype=torch.double, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: norm(x[..., 1:, ::2]), whole)
     assert torch.autograd.gradgradcheck(lambda x: norm(x[..., 1:, ::2]), whole)
+
+
+@every_group
+def test_dense_filters_can_be_taken_over(group: Group) -> None:
+    torch.manual_seed(0)
+    size = (3,) * group.dim
+    conv, psi = GConv(group, 2, 3, 3, bias=False).double(), torch.randn(3, 2, group.order, *size, dtype=torch.float64)
+    conv.load_filters(psi)
+    x = feature_map(group, channels=2)
+    torch.testing.assert_close(conv(x), gcorr(group, x, psi), rtol=0, atol=1e-12)
+    lift, plane = LiftConv(group, 2, 3, 3, bias=False).double(), torch.randn(3, 2, *size, dtype=torch.float64)
+    lift.load_filters(plane)
+    torch.testing.assert_close(lift(x[:, :, 0]), gcorr(group, x[:, :, 0], plane), rtol=0, atol=1e-12)
+    with pytest.raises(ValueError, match=r"GConv\(.*: expected filters \(3, 2, .*got \(3, 2, 1\)"):
+        conv.load_filters(torch.zeros(3, 2, 1))
+
+
+@pytest.mark.parametrize("algorithm", ["planar", "fourier"])
+def test_results_may_be_changed_in_place(algorithm: Any) -> None:
+    torch.manual_seed(0)
+    for layer in (GConv(p4m, 2, 2, 3, padding=1, algorithm=algorithm), GBatchNorm(p4m, 2), GConvTranspose(p4m, 2, 2, 3)):
+        x, y = (torch.randn(2, 2, 8, 5, 5, generator=torch.Generator().manual_seed(1)).requires_grad_() for _ in (0, 1))
+        nn.Sequential(layer, nn.ReLU(inplace=True))(x).square().sum().backward()
+        nn.Sequential(layer, nn.ReLU())(y).square().sum().backward()
+        assert torch.equal(x.grad, y.grad)  # type: ignore[arg-type]

@@ -31,6 +31,30 @@ def test_code_in_pages_runs(page: str, tmp_path: Path) -> None:
         run("-c", block, cwd=tmp_path)
 
 
+def test_the_package_as_it_is_installed_runs_the_readme(tmp_path: Path) -> None:
+    """The wheel, alone with what it depends on: every file that it needs is in it."""
+    run(
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+        str(tmp_path),
+        str(ROOT),
+        cwd=tmp_path,
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    run("-m", "pip", "install", "--quiet", "--no-deps", "--target", str(tmp_path / "site"), str(wheel), cwd=tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    assert "site" in run(
+        "-c", f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r}); import gcnn; print(gcnn.__file__)", cwd=tmp_path
+    )
+    for block in blocks:
+        run("-c", f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r})\n{block}", cwd=tmp_path)
+
+
 def test_the_readme_keeps_its_promise_of_fifteen_lines() -> None:
     first = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)[0]
     assert len([line for line in first.splitlines() if line.strip()]) <= 15
@@ -75,17 +99,21 @@ def test_layers_are_built_in_no_time() -> None:
 
 
 def test_the_core_needs_torch_and_numpy_only() -> None:
+    kernels = [p for p in (ROOT / "src/gcnn/kernels").glob("*.py") if "import triton" in p.read_text()]  # imported on a GPU only
     used = {
         m.split(".")[0]
         for path in (ROOT / "src").rglob("*.py")
+        if path not in kernels
         for m in re.findall(r"^(?:import|from) (\w[\w.]*)", path.read_text(), re.M)  # at the top: what every user imports
     }
     assert used - set(sys.stdlib_module_names) == {"gcnn", "numpy", "torch"}
+    everything = "import gcnn, gcnn.cli, gcnn.export, gcnn.models, sys; print('triton' in sys.modules)"
+    assert "False" in run("-c", everything, cwd=ROOT)
 
 
 def test_imports_go_one_way() -> None:
     order = ["groups", "indices", "irreps", "lattice", "checks", "layout", "kernels", "pooling", "functional", "nn", "testing"]
-    order += ["plot", "models", "data", "train", "recipes", "report", "demo", "cli"]
+    order += ["plot", "export", "convert", "files", "models", "data", "train", "recipes", "report", "demo", "cli"]
     for path in (ROOT / "src/gcnn").rglob("*.py"):
         name = path.relative_to(ROOT / "src/gcnn").parts[0].removesuffix(".py")
         if name in order:

@@ -83,8 +83,8 @@ def convert(
     """The equivariant version of an ordinary network, freshly drawn, with modules of the same names.
 
     Takes networks that torch.fx can trace, of convolutions of the group's dimension, norms, pools, upsampling, pointwise
-    functions, sums, concatenations and linear heads; what it cannot convert is an error that names the module. Others, whose `forward`
-    branches, have their modules replaced one by one if an `example` image is given to try them on.
+    functions, sums, concatenations and linear heads; what it cannot convert is an error that names the module. Others, whose
+    `forward` branches, have their modules replaced one by one if an `example` image is given to try them on.
 
     - `keep`: "params" divides widths by about sqrt(S), so that the number of parameters stays (the paper's rule), "channels"
       leaves them, "cost" divides by S, which keeps the time.
@@ -96,13 +96,13 @@ def convert(
     - `example`: an image (N, C, *X) on which the result is checked: an error if a stride or the like breaks the symmetry there.
 
     >>> from gcnn import p4
-    >>> first, head = (nn.Conv2d(1, 16, 3), nn.BatchNorm2d(16), nn.ReLU()), (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
-    >>> net = nn.Sequential(*first, *head)
+    >>> head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10)
+    >>> net = nn.Sequential(nn.Conv2d(1, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), *head)
     >>> turned = convert(net, p4)
     >>> turned(torch.rand(2, 1, 9, 9)).shape
     torch.Size([2, 10])
-    >>> turned.get_submodule("0"), turned.get_submodule("1")
-    (LiftConv(p4, 1, 8, kernel_size=(3, 3)), GBatchNorm(p4, 8, eps=1e-05, momentum=0.1, affine=True, track_running_stats=True))
+    >>> turned.get_submodule("0"), turned.get_submodule("2")
+    (LiftConv(p4, 1, 8, kernel_size=(3, 3)), GConv(p4, 8, 8, kernel_size=(3, 3)))
     """
     check_group("convert", group)
     _check_options(model, group, keep, pool, weights, example)
@@ -570,8 +570,8 @@ class _Converter:
         new = {v.new for v in inputs.values() if v.kind not in ("other", "shape") and v.old == like.old}
         if len(new) > 1:
             raise ValueError(
-                f"convert: {node.name} adds or multiplies maps that had {like.old} channels and now have {sorted(new)}, since some "
-                'of them were concatenated; use keep="channels"'
+                f"convert: {node.name} adds or multiplies maps that had {like.old} channels and now have {sorted(new)}, "
+                'since some of them were concatenated; use keep="channels"'
             )
         nodes = {}
         for n, v in inputs.items():
@@ -594,8 +594,8 @@ class _Converter:
             return self._parameter(str(node.target), held)
         if held.numel() != like.old:
             raise ValueError(
-                f"convert: the parameter {node.target} of shape {tuple(held.shape)} meets a map of {like.old} channels; one number, "
-                "or one a channel, is known"
+                f"convert: the parameter {node.target} of shape {tuple(held.shape)} meets a map of {like.old} channels; "
+                "one number, or one a channel, is known"
             )
         # channels that were permuted to the end are where they were
         shape = (like.new, *(1,) * (self.group.dim + 1 if like.kind == "map" else 1))
@@ -769,8 +769,8 @@ def _replaced(
             copy.deepcopy(made).eval()(example.to(like.device, like.dtype))
     except Exception as error:
         raise ValueError(
-            f"convert: {type(model).__name__} cannot be traced by torch.fx, and with its modules replaced it fails: {error}. Convert "
-            "the parts between the branches of its forward, one at a time"
+            f"convert: {type(model).__name__} cannot be traced by torch.fx, and with its modules replaced it fails: {error}. "
+            "Convert the parts between the branches of its forward, one at a time"
         ) from error
     return made.train(model.training)
 

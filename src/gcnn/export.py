@@ -33,8 +33,10 @@ from gcnn.nn import (
     GLayerNorm,
     GLinear,
     GMaxPool,
+    GSubsample,
     GUpsample,
     LiftConv,
+    Restrict,
 )
 from gcnn.nn.each import ChannelDropout, EachElement, UpsampleTo
 from gcnn.nn.module import GModule
@@ -242,7 +244,9 @@ class _Planar:
         if isinstance(module, GModule | GBatchNorm):
             group = module.group
             if not group.fills_box:
-                raise ValueError(f"planar: {name} ({module}) lives on a hexagonal lattice, which has no planar form yet")
+                raise ValueError(
+                    f"planar: {name} ({module}) lives on a hexagonal lattice; torch.export takes such networks as they are"
+                )
             if isinstance(module, UpsampleTo):
                 return self._upsample_to(module, x, node.args[1])
             for kind, handle in self._layers.items():
@@ -393,6 +397,22 @@ class _Planar:
         cosets = self._call("unflatten", sorted_, 1, (len(module._members), -1))  # (N, S/|H|, |H|, K, *X)
         return _Value(self._call("flatten", self._call(reduce, cosets, 2), 1, 2), len(module._members), x.channels)
 
+    def _restrict(self, name: str, module: Restrict, x: _Value) -> _Value:
+        order, members = module.group.order, module._members
+        by_element = self._call("unflatten", self._planes(x, order), 1, (order, -1))  # (N, S, K, *X)
+        sorted_ = self._call("index_select", by_element, 1, self._constant(torch.tensor(members).flatten()))
+        cosets = self._call("unflatten", sorted_, 1, (len(members), -1))  # (N, S/|H|, |H|, K, *X)
+        planes = self._call("flatten", self._call("movedim", cosets, 1, 3), 1, 3)  # (N, |H| K S/|H|, *X)
+        return _Value(planes, len(members[0]), (x.channels or 0) * len(members))
+
+    def _subsample(self, name: str, module: GSubsample, x: _Value) -> _Value:
+        if module.subgroup is not None:
+            by_element = self._call("unflatten", self._planes(x, module.group.order), 1, (module.group.order, -1))
+            kept = self._call("index_select", by_element, 1, self._constant(torch.tensor(module.subgroup)))
+            x = _Value(self._call("flatten", kept, 1, 2), len(module.subgroup), x.channels)
+        steps: Any = (..., *(slice(None, None, s) for s in module.stride))
+        return x._replace(node=self.graph.call_function(operator.getitem, (x.node, steps)))
+
     _layers: ClassVar[dict[type, Callable[..., _Value]]] = {
         GLinear: _linear,
         LiftConv: _conv,
@@ -402,6 +422,8 @@ class _Planar:
         GLayerNorm: _layer_norm,
         **dict.fromkeys((GMaxPool, GAvgPool, GAdaptiveAvgPool, GUpsample), _pool),
         CosetPool: _coset_pool,
+        Restrict: _restrict,
+        GSubsample: _subsample,
     }
 
     # --- the new graph ---------------------------------------------------------------------------------------------------------

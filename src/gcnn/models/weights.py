@@ -27,9 +27,8 @@ def save(model: nn.Module, path: str | Path, overwrite: bool = False, **about: A
     """Writes the weights with the groups of the model, what `build` made it from if that is known, and `about`.
 
     >>> import tempfile
-    >>> import torch
     >>> from gcnn.models import build, load
-    >>> net = build("p4cnn", channels=2)
+    >>> net = build("p4cnn", channels=2).eval()
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save(net, folder + "/mine.safetensors", trained_on="nothing")
     ...     again = load(folder + "/mine.safetensors")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from gcnn.checks import Size, as_tuple, shape_text
 from gcnn.functional import Algorithm, check_algorithm, choose, correlate, planar_gcorr_transpose, transform_filter
 from gcnn.groups import Group, Subgroup
-from gcnn.indices import index_table
+from gcnn.indices import index_table, support
 from gcnn.kernels.expand import rows_of
 from gcnn.layout import as_tensor, fast_form, spread
 from gcnn.nn.module import Device, GModule, check_group, checked_axes, naming
@@ -112,6 +112,21 @@ class _Filters(GModule):
         """The filters under every element, F+ of section 7.1: (K_out, S, K_in / groups, S_in, *n), zero outside the support."""
         bank = self._bank().detach().unflatten(1, (self.cosets, -1)).unflatten(0, (self.groups, self.group.order, -1))
         return bank.movedim(1, 2).flatten(0, 1).transpose(2, 3)
+
+    def load_filters(self, psi: Tensor) -> None:
+        """Takes over dense filters (K_out, K_in / groups, S_in, *n), or (K_out, K_in / groups, *n) on the plane, as `gcorr` does.
+
+        The elements are in the order of `group.matrices`; for p4 and p4m that is the paper's, and the shape is the one in which
+        its authors' code keeps filters. Taps outside the support of the kernel, on a hexagonal lattice, do not count.
+        """
+        fibre = () if self.on_plane else (self.cosets,)
+        expected = (*self.weight.shape[:2], *fibre, *self.kernel_size)
+        if tuple(psi.shape) != expected:
+            raise ValueError(f"{self._label()}: expected filters {expected}, got {tuple(psi.shape)}")
+        inside = torch.from_numpy(support(self.group, self.kernel_size).ravel().copy())
+        taps = psi.detach().flatten(-self.group.dim)[..., inside.to(psi.device)]
+        with torch.no_grad():
+            self.weight.copy_(taps.flatten(2))
 
     def _label(self) -> str:
         return f"{type(self).__name__}({self.group}, {self.in_channels} -> {self.out_channels})"
