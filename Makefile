@@ -3,12 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types format bench clean
+.PHONY: demo test lint types docs format bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/gcnn demo --out out/demo
 
-test: lint types
+test: lint types docs
 	$(BIN)/python -m pytest -n 2
 
 lint: $(VENV)/.installed
@@ -17,6 +17,10 @@ lint: $(VENV)/.installed
 
 types: $(VENV)/.installed
 	$(BIN)/mypy
+
+docs: $(VENV)/.installed
+	$(BIN)/python docs/figures.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/bench.py --quick
@@ -33,4 +37,4 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis out
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis out site docs/img

@@ -1,4 +1,4 @@
-"""Writes the tables of the README from the records: `python benchmarks/tables.py`; with --check only says if they are stale."""
+"""Writes the tables of README and docs from the records: `python benchmarks/tables.py`; with --check says if they are stale."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import argparse
 import json
 from pathlib import Path
 from typing import Any
+
+from gcnn import GROUPS
+from gcnn.irreps import irreps, multiplications
 
 ROOT = Path(__file__).parent.parent
 RECORDS = ROOT / "benchmarks" / "records"
@@ -107,15 +110,60 @@ def speed_on_gpu() -> str:
     return "\n".join(rows)
 
 
-TABLES = {"rotated_mnist": rotated_mnist, "speed": speed, "speed_on_gpu": speed_on_gpu}
+def savings() -> str:
+    """What the Fourier algorithm saves, for every group."""
+    rows = [
+        "| group | elements | dimensions of its representations | multiplications: planar, Fourier | fewer |",
+        "|---|---|---|---|---|",
+    ]
+    words = {1: "", 2: " (complex)", 4: " (quaternionic)"}
+    for group in GROUPS.values():
+        if group.order > 1:
+            dims = ", ".join(f"{rho.dim}{words[rho.kind]}" for rho in irreps(group))
+            planar, fourier = group.order**2, multiplications(group)
+            rows.append(f"| {group.name} | {group.order} | {dims} | {planar}, {fourier} | {planar / fourier:.2f}x |")
+    return "\n".join(rows)
+
+
+def fourier() -> str:
+    """The measured gain over the planar bound, by the number of channels."""
+    r, cpu = record("2026-11-15_speed_h200", "speed"), record("2026-11-15_speed_cpu", "speed")
+    found: dict[str, dict[str, str]] = {}
+    for row in r["rows"]:
+        if row["candidate"] == "gcnn" and row["how"] == "graph" and row["case"].startswith(("p4m K", "p6m K", "Oh K")):
+            found.setdefault(row["case"], {})[row["precision"]] = f"{1 / row['ratio']:.2f}x"
+    for row in cpu["rows"]:
+        if row["candidate"] == "gcnn" and row["mode"] == "train" and row["case"] in found:
+            found[row["case"]]["cpu"] = f"{1 / row['ratio']:.2f}x"
+    kinds = ("float32", "tf32", "bf16", "cpu")
+    rows = ["| layer, forward and backward | H200, float32 | TF32 | bf16 | CPU, float32 |", "|---|---|---|---|---|"]
+    rows += [f"| {case} | {' | '.join(cells.get(k, '') for k in kinds)} |" for case, cells in found.items()]
+    rows.append("")
+    rows.append(
+        'Times the speed of the planar bound, with `algorithm="auto"`; near 1 is the planar algorithm. Records: '
+        "`benchmarks/records/2026-11-15_speed_h200` (steps as CUDA graphs) and `2026-11-15_speed_cpu`. Groups of more than 16 "
+        "elements stay with the planar algorithm on GPUs so far."
+    )
+    return "\n".join(rows)
+
+
+TABLES = {
+    "rotated_mnist": rotated_mnist,
+    "speed": speed,
+    "speed_on_gpu": speed_on_gpu,
+    "savings": savings,
+    "fourier": fourier,
+}
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def filled(text: str) -> str:
     """`text` with what stands between the markers of each table made anew."""
     for name, table in TABLES.items():
-        start, end = f"<!-- table {name} -->\n", f"\n<!-- end {name} -->"
-        before, rest = text.split(start)
-        text = before + start + table() + end + rest.split(end)[1]
+        start, end = f"<!-- table {name} -->\n", f"<!-- end {name} -->"
+        if start in text:
+            before, rest = text.split(start)
+            text = before + start + table() + "\n" + end + rest.split(end)[1]
     return text
 
 
@@ -123,13 +171,13 @@ def main() -> None:
     """Writes, or checks."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
-    path = ROOT / "README.md"
-    text = path.read_text()
-    if parser.parse_args().check:
-        if filled(text) != text:
-            raise SystemExit("README.md has other numbers than the records: run python benchmarks/tables.py")
-    else:
-        path.write_text(filled(text))
+    check = parser.parse_args().check
+    for path in PAGES:
+        text = path.read_text()
+        if check and filled(text) != text:
+            raise SystemExit(f"{path.name} has other numbers than the records: run python benchmarks/tables.py")
+        if not check:
+            path.write_text(filled(text))
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def irreps(group: Group) -> tuple[Irrep, ...]:
 
 
 def irreps_of_table(product: tuple[tuple[int, ...], ...]) -> tuple[Irrep, ...]:
-    """The same from a product table, product[a][b] = a b, with the identity at 0."""
+    """The same from a product table, `product[a][b]` = a b, with the identity at 0."""
     table = np.array(product)
     order = len(table)
     left = np.zeros((order, order, order))  # left[a] e_b = e_ab
