@@ -147,7 +147,7 @@ class OverOneAxis(HardReshape):
     [
         (Recurrent(), r"rnn \(LSTM\) cannot be made equivariant on a map"),
         (HardReshape(), r"reshape to a shape of its own, cannot be made equivariant"),
-        (CustomAutograd(), r"torch.fx cannot trace CustomAutograd: it calls Own, a torch.autograd.Function"),
+        (CustomAutograd(), r"torch.fx cannot trace CustomAutograd: it calls a torch.autograd.Function"),
         (OverOneAxis(), r"mean over axes 2.*take it over all 2 axes of space"),
         (nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten()), r"flattened and no linear layer follows"),
         (nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.Unflatten(1, (4, 1, 1)), nn.Conv2d(4, 4, 1)), r"0, a flatten, cannot"),
@@ -199,3 +199,166 @@ def test_hexagonal_lattices_can_be_converted_to() -> None:
     from common import image
 
     assert equivariance_error(convert(net, p6).eval(), p6, image(p6, channels=1, dtype=torch.float32)) < 1e-4
+
+
+# --- what users do between layers ----------------------------------------------------------------------------------------------
+
+
+class Written(nn.Module):
+    """A network whose forward is given."""
+
+    def __init__(self, how: Any, **parts: Any) -> None:
+        super().__init__()
+        self.how = how
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.how(self, x)
+
+
+class WrittenForTwo(Written):
+    def forward(self, x: Tensor, m: Tensor) -> Any:  # type: ignore[override]
+        return self.how(self, x, m)
+
+
+class WrittenForOneOrTwo(Written):
+    def forward(self, x: Tensor, m: Any = None) -> Any:
+        return self.how(self, x, m)
+
+
+def conv(k_in: int, k: int, size: int = 3, **options: Any) -> nn.Conv2d:
+    return nn.Conv2d(k_in, k, size, padding=size // 2, **options)
+
+
+def last(x: Tensor) -> Tensor:
+    return x.permute(0, 2, 3, 1)
+
+
+GOOD: dict[str, nn.Module] = {
+    "an image is added on the way": Written(lambda s, x: s.d(x + s.c(x)), c=conv(3, 3), d=conv(3, 8)),
+    "a number a channel": Written(
+        lambda s, x: s.d(s.c(x) * s.g), c=conv(3, 8), d=conv(8, 2), g=nn.Parameter(torch.randn(1, 8, 1, 1))
+    ),
+    "one number": Written(lambda s, x: s.d(s.c(x) * s.g / 3), c=conv(3, 8), d=conv(8, 2), g=nn.Parameter(torch.randn(1))),
+    "a number a channel of the image": Written(lambda s, x: s.c(x - s.m), c=conv(3, 8), m=nn.Parameter(torch.randn(3, 1, 1))),
+    "attention before what it weighs": Written(
+        lambda s, x: s.d(torch.sigmoid(s.a(s.c(x))) * s.c(x)), c=conv(3, 8), a=conv(8, 1, 1), d=conv(8, 2)
+    ),
+    "squeeze and excite by linear maps": Written(
+        lambda s, x: s.d(s.c(x) * s.e(F.relu(s.f(s.p(s.c(x)).view(2, 8)))).view(2, 8, 1, 1).expand_as(s.c(x))),
+        c=conv(3, 8),
+        d=conv(8, 2),
+        p=nn.AdaptiveAvgPool2d(1),
+        f=nn.Linear(8, 4),
+        e=nn.Linear(4, 8),
+    ),
+    "fully convolutional": nn.Sequential(conv(3, 8), nn.ReLU(), conv(8, 5), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+    "a maximum over space": nn.Sequential(conv(3, 8), nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(8, 3)),
+    "a pool as large as the map": Written(
+        lambda s, x: s.f(F.avg_pool2d(s.c(x), x.size()[2:]).flatten(1)), c=conv(3, 8), f=nn.Linear(8, 3)
+    ),
+    "channels last at the end": Written(lambda s, x: last(s.c(x)), c=conv(3, 8)),
+    "a depthwise layer at the end": nn.Sequential(conv(3, 8), nn.ReLU(), conv(8, 8, groups=8)),
+    "an argument that is not given": WrittenForOneOrTwo(lambda s, x, m: s.c(x) if m is None else s.c(x) * m, c=conv(3, 8)),
+    "a parameter as a result": Written(lambda s, x: (s.c(x), s.t)[0], c=conv(3, 8), t=nn.Parameter(torch.ones(1))),
+    "a dropout that never sleeps": Written(lambda s, x: F.dropout(s.c(x), 0.0, training=True), c=conv(3, 8)),
+    "a norm without parameters": nn.Sequential(conv(3, 8), nn.BatchNorm2d(8, affine=False), conv(8, 2)),
+    "memory formats": Written(lambda s, x: s.d(s.c(x).contiguous(memory_format=torch.channels_last)), c=conv(3, 8), d=conv(8, 2)),
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+@pytest.mark.parametrize("keep", ["channels", "params"])
+def test_what_users_write_between_layers(name: str, keep: Any) -> None:
+    torch.manual_seed(0)
+    net, x = copy.deepcopy(GOOD[name]).double().eval(), torch.randn(2, 3, 9, 9, dtype=torch.float64)
+    if keep == "params" and name == "an image is added on the way":
+        with pytest.raises(ValueError, match=r"an image meets it, so its channels must be those of the image"):
+            convert(net, p4m, keep)
+        return
+    made = convert(net, p4m, keep, weights=keep == "channels").eval()
+    y = net(x)
+    assert made(x).shape == y.shape
+    if keep == "channels":
+        back = (
+            (lambda h, t: last(act(p4m, h, t.permute(0, 3, 1, 2))))
+            if name.startswith("channels last")
+            else (lambda h, t: act(p4m, h, t))
+        )
+        each = [net(act(p4m, h, x)) for h in range(8)]
+        mean = torch.stack([back(p4m.inverse[h], e) if e.ndim == 4 else e for h, e in enumerate(each)]).mean(0)
+        torch.testing.assert_close(made(x), mean, rtol=0, atol=1e-10)
+    assert set(vars(GOOD[name])) == set(vars(net))  # nothing is left on the user's network
+
+
+def spectral() -> nn.Module:
+    return nn.Sequential(nn.utils.parametrizations.spectral_norm(conv(3, 8)), conv(8, 2))
+
+
+def hooked() -> nn.Module:
+    net = nn.Sequential(conv(3, 8), conv(8, 2))
+    net[0].register_forward_hook(lambda *_: None)
+    return net
+
+
+reverse = Own.apply  # an alias, as people take it
+BAD: dict[str, tuple[nn.Module, str]] = {
+    "computed from a parameter": (
+        Written(
+            lambda s, x: s.d(s.c(x) * torch.sigmoid(s.g)), c=conv(3, 8), d=conv(8, 2), g=nn.Parameter(torch.randn(1, 8, 1, 1))
+        ),
+        r"meets sigmoid, something that is no map",
+    ),
+    "a picture of numbers": (
+        Written(lambda s, x: s.c(x + s.p), c=conv(3, 8), p=nn.Parameter(torch.randn(1, 3, 9, 9))),
+        r"the parameter p of",
+    ),
+    "as many places as channels": (
+        Written(lambda s, x: s.d(s.c(x) * s.p), c=conv(3, 81), d=conv(81, 2), p=nn.Parameter(torch.randn(1, 1, 9, 9))),
+        r"the parameter p of shape \(1, 1, 9, 9\) meets",
+    ),
+    "two inputs": (
+        WrittenForTwo(lambda s, x, m: s.d(s.c(x) * m), c=conv(3, 8), d=conv(8, 2)),
+        r"torch.fx cannot trace|something that is no map",
+    ),
+    "further arguments": (
+        Written(lambda s, x: s.t(s.c(x), output_size=(10, 10)), c=conv(3, 8), t=nn.ConvTranspose2d(8, 4, 2, 2)),
+        r"which has further arguments",
+    ),
+    "an aliased gradient": (Written(lambda s, x: reverse(s.c(x)), c=conv(3, 8)), r"a torch.autograd.Function"),
+    "spectral norm": (spectral(), r"0 \(ParametrizedConv2d\) has hooks or computed weights"),
+    "hooks": (hooked(), r"0 \(Conv2d\) has hooks"),
+    "along another axis": (Written(lambda s, x: torch.cat([last(s.c(x)), last(s.c(x))], 1), c=conv(3, 8)), r"along axis 1"),
+    "images side by side": (Written(lambda s, x: s.c(torch.cat([x, x], 0)), c=conv(3, 8)), r"along axis 0"),
+    "bicubic": (Written(lambda s, x: F.interpolate(s.c(x), size=(18, 18), mode="bicubic"), c=conv(3, 8)), r"of mode 'bicubic'"),
+    "no gradients inside": (Written(lambda s, x: torch.no_grad()(s.c)(x), c=conv(3, 8)), r"switches gradients off"),
+    "by mode": (
+        Written(lambda s, x: (s.c(x), x) if s.training else s.c(x) * 2, c=conv(3, 8)),
+        r"different things in training and in eval",
+    ),
+    "one layer, two kinds": (Written(lambda s, x: s.c(F.relu(s.c(x))), c=conv(3, 3)), r"called on values of several kinds"),
+    "flattened at the end of space": (
+        Written(lambda s, x: s.f(last(s.c(x)).flatten(1)), c=conv(3, 8), f=nn.Linear(8 * 81, 2)),
+        r"permuted",
+    ),
+    "half flattened": (Written(lambda s, x: s.c(x).flatten(1, 2), c=conv(3, 8)), r"to a shape of its own"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_would_be_wrong_without_a_word_is_refused(name: str) -> None:
+    net, words = BAD[name]
+    with pytest.raises(ValueError, match=words):
+        convert(net, p4m)
+
+
+def test_modes_and_frozen_parameters_stay() -> None:
+    net = nn.Sequential(conv(3, 8), nn.BatchNorm2d(8), conv(8, 2)).train()
+    net[1].eval()
+    net[0].weight.requires_grad_(False)
+    made = convert(net, p4, keep="channels", weights=True)
+    assert made.training
+    assert not made.get_submodule("1").training
+    assert not made.get_parameter("0.weight").requires_grad
+    assert made.get_parameter("2.weight").requires_grad

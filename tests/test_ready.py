@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 
@@ -54,8 +55,12 @@ def test_an_onnx_file_that_fails_is_not_written(tmp_path: Path) -> None:
     net, x = build("p4cnn").eval(), torch.randn(1, *EXAMPLES["p4cnn"])
     path = tmp_path / "net.onnx"
     path.write_text("an older one")
+    with pytest.raises(FileExistsError, match=r"is there already; choose another name, or overwrite=True"):
+        to_onnx(net, path, x)
     with pytest.raises(ValueError, match=r"off by .* nothing was written"):
-        to_onnx(net, path, x, tolerance=0.0)
+        to_onnx(net, path, x, tolerance=0.0, overwrite=True)
+    with pytest.raises(ValueError, match="expected a float32 network"):
+        to_onnx(net, tmp_path / "other.onnx", x.double())
     assert path.read_text() == "an older one"
     with pytest.raises(FileNotFoundError, match="there is no folder"):
         to_onnx(net, tmp_path / "no" / "net.onnx", x)
@@ -98,6 +103,12 @@ def test_weights_come_back_with_their_network(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError, match=r"is there already.*overwrite=True"):
         save(net, path)
     save(net, path, overwrite=True)
+    save(copy.deepcopy(build("unet", width=4, levels=1)).double(), tmp_path / "copy.safetensors")
+    assert next(load(tmp_path / "copy.safetensors").parameters()).dtype == torch.float64
+    with pytest.raises(ValueError, match="on the meta device"):
+        load_into(build("p4cnn").to("meta"), path)
+    with pytest.raises(TypeError, match="pretrained is True or False"):
+        build("p4cnn", pretrained="file")  # type: ignore[arg-type]
 
 
 def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:

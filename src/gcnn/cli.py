@@ -292,7 +292,7 @@ def _export(told: argparse.Namespace) -> None:
         raise FileExistsError(f"{told.onnx} is there already; choose another name, or --force")
     run = load_run(told.folder)
     example = torch.randint(0, 256, (2, *run.shape)).float()
-    error = to_onnx(Normalised(run.model, run.mean, run.std), told.onnx, example)
+    error = to_onnx(Normalised(run.model, run.mean, run.std), told.onnx, example, overwrite=told.force)
     print(
         f"{told.onnx}: images {tuple(run.shape)} with numbers from 0 to 255 to {len(run.classes)} logits; "
         f"off by {error:.1e} in onnxruntime"

@@ -8,6 +8,7 @@ it is rebuilt, every value is known as an image, a map on the group, a function 
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 import operator
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch.nn.utils import parametrize
 
 from gcnn.export import POINTWISE_FUNCTIONS, POINTWISE_METHODS, POINTWISE_MODULES
 from gcnn.groups import Group
@@ -63,13 +65,15 @@ class Value:
     """A value of the new network, and how it corresponds to the old one's."""
 
     node: Any
-    kind: Literal["image", "map", "fibre", "flat", "shape", "other"] = "other"
-    """(N, K, *X); (N, K, S, *X); (N, K, S); a map that was flattened, still a map; the shape of a map; else."""
+    kind: Literal["image", "map", "fibre", "flat", "shape", "size", "other"] = "other"
+    """(N, K, *X); (N, K, S, *X); (N, K, S); a map that was flattened, still a map; the shape of a map; sizes from it; else."""
     old: int = 0
     """Channels it had in the old network."""
     new: int = 0
     last: bool = False
     """A map that had its channels permuted to the end; still as it was."""
+    single: bool = False
+    """A map whose space is a single place."""
 
 
 def convert(
@@ -91,8 +95,8 @@ def convert(
     - `pool`: over the group, before the last linear layer, or at the end where the result is an image; None leaves the result on
       the group.
     - `weights`: start from the old network's weights, each filter placed on the identity element. The new network then computes
-      the old one on every transformed copy of the image at once, and with pool="mean" its answer is the mean of those answers.
-      Needs keep="channels".
+      the old one on every transformed copy of the image at once, and with pool="mean" its answer is the mean of those answers, if
+      nothing but linear functions follow the last layer. Needs keep="channels".
     - `example`: an image (N, C, *X) on which the result is checked: an error if a stride or the like breaks the symmetry there.
 
     >>> from gcnn import p4
@@ -108,22 +112,31 @@ def convert(
     _check_options(model, group, keep, pool, weights, example)
     if isinstance(model, (*CONVS, *TRANSPOSED)):  # one layer
         model = nn.Sequential(model).train(model.training)
+    whole, model = model, copy.copy(model)  # tracing leaves constants on the model that it is given
     try:
-        with _no_own_gradients():
-            graph = _Tracer().trace(model)
+        graph, always = _traced(model)
+    except _DependsError as error:
+        raise ValueError(f"convert: {type(model).__name__} {error}") from None
     except Exception as error:  # whatever the user's forward does with a proxy
         if example is None:
             raise ValueError(
                 f"convert: torch.fx cannot trace {type(model).__name__}: {error}. Give an example image, and its modules are "
                 "replaced one by one; or convert the parts between the branches of its forward, one at a time"
             ) from error
-        return _checked(_replaced(model, group, keep, pool, weights, example), group, example)
+        return _checked(_replaced(whole, group, keep, pool, weights, example), group, example)
     factor = {"params": group.order**-0.5, "channels": 1.0, "cost": 1 / group.order}[keep]
-    build = _Converter(model, graph, group, pool, weights)
+    build = _Converter(model, graph, group, pool, weights, always)
     if keep == "params":
         factor = _fitted(build, factor)
     made = build.at(factor)
     made.train(model.training)
+    for name, module in model.named_modules():
+        if name in dict(made.named_modules()):
+            made.get_submodule(name).training = module.training
+    if weights:
+        asked = {name: p.requires_grad for name, p in model.named_parameters()}
+        for name, p in made.named_parameters():
+            p.requires_grad_(asked.get(name, True))
     return made if example is None else _checked(made, group, example)
 
 
@@ -138,6 +151,12 @@ def _check_options(model: nn.Module, group: Group, keep: Keep, pool: str | None,
         raise ValueError(f'convert: weights=True needs all of the channels, keep="channels", got keep={keep!r}')
     if any(hasattr(m, "group") and isinstance(m.group, Group) for m in model.modules()):
         raise ValueError(f"convert: {type(model).__name__} has layers on a group already")
+    for name, m in model.named_modules():
+        if parametrize.is_parametrized(m) or getattr(m, "_forward_hooks", None) or getattr(m, "_forward_pre_hooks", None):
+            raise ValueError(
+                f"convert: {name or type(model).__name__} ({type(m).__name__}) has hooks or computed weights (spectral_norm, "
+                "weight_norm ...), which would be lost; remove them first, and put them on the result"
+            )
     dims = {1 + CONVS.index(type(m)) for m in model.modules() if type(m) in CONVS}
     if not dims:
         raise ValueError(f"convert: {type(model).__name__} has no convolution: there is nothing to make equivariant")
@@ -175,34 +194,80 @@ def _checked(made: nn.Module, group: Group, example: Tensor) -> nn.Module:
     return made
 
 
+class _DependsError(ValueError):
+    """The forward is not the same in every mode."""
+
+
+def _traced(model: nn.Module) -> tuple[fx.Graph, set[str]]:
+    """The graph of a forward, and the names of dropouts that are at work in eval mode too."""
+    modes = {m: m.training for m in model.modules()}
+    arguments = list(inspect.signature(model.forward).parameters.values())[1:]
+    usual = {p.name: p.default for p in arguments if p.default is not inspect.Parameter.empty}
+    graphs = []
+    try:
+        for training in (True, False):
+            model.train(training)
+            with _no_own_gradients():
+                graphs.append(_Tracer().trace(model, concrete_args=usual or None))
+    finally:
+        for m, mode in modes.items():
+            m.training = mode
+    train, test = graphs
+    if [(n.op, str(n.target)) for n in train.nodes] != [(n.op, str(n.target)) for n in test.nodes]:
+        raise _DependsError(
+            "does different things in training and in eval mode, which one network cannot; convert the part that does not, or "
+            "write the rest as a module of its own (DropPath and StochasticDepth are known)"
+        )
+    always = {n.name for n in test.nodes if n.op == "call_function" and n.kwargs.get("training") is True}
+    return train, always
+
+
 class _Tracer(fx.Tracer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.graded = torch.is_grad_enabled()
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return type(m).__name__ in BY_SAMPLE or super().is_leaf_module(m, module_qualified_name)
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        if torch.is_grad_enabled() != self.graded:
+            raise _DependsError("switches gradients off in its forward, which tracing would lose; use requires_grad_(False)")
+        return super().create_node(*args, **kwargs)
 
 
 @contextmanager
 def _no_own_gradients() -> Iterator[None]:
     """Refuses torch.autograd.Functions, whose backward tracing would silently lose."""
-    before = torch.autograd.Function.__dict__["apply"]
+    place: Any = torch._functorch.utils
+    before = place.unwrap_dead_wrappers  # every Function's apply asks it first
 
-    def refuse(cls: Any, *_: Any, **__: Any) -> Any:
-        raise TypeError(f"it calls {cls.__name__}, a torch.autograd.Function, whose gradient is not known for maps on a group")
+    def refuse(args: Any) -> Any:
+        if any(isinstance(a, fx.Proxy) for a in args):
+            raise TypeError("it calls a torch.autograd.Function, whose gradient is not known for maps on a group")
+        return before(args)
 
-    function: Any = torch.autograd.Function
-    function.apply = classmethod(refuse)
+    place.unwrap_dead_wrappers = refuse
     try:
         yield
     finally:
-        function.apply = before
+        place.unwrap_dead_wrappers = before
 
 
 class _Converter:
     """Rebuilds a traced graph node by node."""
 
     def __init__(
-        self, model: nn.Module, graph: fx.Graph, group: Group, pool: Literal["mean", "max"] | None, weights: bool
+        self,
+        model: nn.Module,
+        graph: fx.Graph,
+        group: Group,
+        pool: Literal["mean", "max"] | None,
+        weights: bool,
+        always: set[str],
     ) -> None:
         self.model, self.old_graph, self.group, self.pool, self.weights = model, graph, group, pool, weights
+        self.always = always
         self.heads = set(_heads(model, graph))
 
     def at(self, factor: float) -> fx.GraphModule:
@@ -224,7 +289,14 @@ class _Converter:
         return Value(self.graph.node_copy(node), "image" if first else "other")
 
     def _output(self, node: fx.Node) -> Value:
-        return Value(self.graph.output(fx.map_arg(node.args[0], lambda n: self._pooled(self.values[n]).node)))
+        def result(node: fx.Node) -> Any:
+            x = self.values[node]
+            y = self._pooled(x)
+            if x.kind == "flat" and self.pool is not None:
+                return self.graph.call_method("flatten", (y.node, 1))
+            return self.graph.call_method("movedim", (y.node, 1, -1)) if x.last else self._own(y)
+
+        return Value(self.graph.output(fx.map_arg(node.args[0], result)))
 
     def _get_attr(self, node: fx.Node) -> Value:
         """A parameter or buffer; one number a channel becomes one number a G-feature map when it meets a map."""
@@ -237,6 +309,12 @@ class _Converter:
         name = str(node.target)
         module = self.model.get_submodule(name)
         x = self._value(node.args[0] if node.args else next(iter(node.kwargs.values()), None))
+        if len(node.args) + len(node.kwargs) != 1:
+            if any(self._value(n).kind not in ("other", "size") for n in node.all_input_nodes):
+                raise self._refusal(f"{name} ({type(module).__name__}), which has further arguments,", x)
+            made = self._add(name, self._layer(name, module, lambda: copy.deepcopy(module)))
+            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: self._own(self._value(n)))
+            return Value(self.graph.call_module(made, args, kwargs))
         for kinds, handle in self._modules.items():
             if isinstance(module, kinds):
                 return handle(self, name, module, x)
@@ -254,17 +332,28 @@ class _Converter:
         if target is operator.getitem and x.kind == "shape":
             return self._size(x, node.args[1])
         if target in FUNCTIONAL_POOLS and x.kind != "other":
+            sizes = (*node.args[1:2], *(v for k, v in node.kwargs.items() if k in ("kernel_size", "output_size")))
+            if any(isinstance(s, fx.Node) for s in sizes):  # as large as the map
+                if FUNCTIONAL_POOLS[target] is not GAvgPool:
+                    raise self._refusal(
+                        f"{node.name}, a pool of a size that is known only when it runs,", x, "give it as numbers"
+                    )
+                return replace(self._insert(node.name, GAdaptiveAvgPool(self.group, 1), x), single=True)
+            if FUNCTIONAL_POOLS[target] is GAdaptiveAvgPool:
+                return self._adaptive(node.name, sizes[0], x)
             return self._insert(f"{node.name}", FUNCTIONAL_POOLS[target](self.group, *node.args[1:], **_spatial(node)), x)
         if target is F.interpolate and x.kind != "other":
             return self._interpolate(node, x)
+        if target in (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d) and node.name in self.always:
+            return self._pointwise(node, pointwise=target is F.dropout or x.kind == "other")
         if target in (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d):  # tracing has fixed what `training` was
             p: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
             return self._insert(node.name, nn.Dropout(p) if target is F.dropout or x.kind == "other" else ChannelDropout(p), x)
         if target is F.layer_norm and x.last:
             return self._insert(node.name, self._layer_norm(node, x), x)
         if target is torch.flatten:
-            return self._flat(node, x, node.args[1] if len(node.args) > 1 else node.kwargs.get("start_dim", 0))
-        if target in (torch.mean, torch.amax):
+            return self._flat(node, x, *_span(node))
+        if target in (torch.mean, torch.amax, torch.sum):
             return self._over_space(node, x, target.__name__)
         if target is torch.permute and x.kind != "other":
             return self._permuted(x, node.args[1] if len(node.args) > 1 else node.kwargs["dims"], node)
@@ -276,11 +365,18 @@ class _Converter:
             shape = replace(x, node=self.graph.call_function(getattr, (x.node, "shape")), kind="shape")
             return self._size(shape, node.args[1]) if len(node.args) > 1 else shape
         if target == "flatten":
-            return self._flat(node, x, node.args[1] if len(node.args) > 1 else node.kwargs.get("start_dim", 0))
+            return self._flat(node, x, *_span(node))
         if target in ("view", "reshape") and x.kind != "other":
             shape_given = node.args[1] if len(node.args) == 2 and isinstance(node.args[1], list | tuple) else node.args[1:]
+            ones = (1,) * self.group.dim
+            if x.kind in ("fibre", "flat") and len(shape_given) == self.group.dim + 2 and tuple(shape_given[2:]) == ones:
+                x = self._single(x) if x.kind == "flat" else x
+                index: Any = (..., *(None,) * self.group.dim)
+                return replace(x, node=self.graph.call_function(operator.getitem, (x.node, index)), kind="map", single=True)
             return self._flat(node, x, 1 if len(shape_given) == 2 else -1)
-        if target in ("mean", "amax"):
+        if target in ("expand_as", "contiguous") and x.kind in ("map", "fibre"):
+            return x  # sums and products repeat what they must
+        if target in ("mean", "amax", "sum"):
             return self._over_space(node, x, target)
         if target == "permute" and x.kind != "other":
             dims = node.args[1] if len(node.args) == 2 else node.args[1:]
@@ -313,9 +409,11 @@ class _Converter:
         else:
             options["padding_mode"] = module.padding_mode
         made = self._layer(name, module, lambda: kind(self.group, k_in, k_out, **options))
+        if type(made) is not kind or made.in_channels != k_in:
+            raise self._refusal(f"{name} ({module}), which is called on values of several kinds,", x, "give each its own layer")
         if self.weights:
             self._place(name, made, module.weight, module.bias)
-        return replace(self._insert(name, made, x), kind="map", old=module.out_channels, new=k_out)
+        return replace(self._insert(name, made, x), kind="map", old=module.out_channels, new=k_out, single=False)
 
     def _linear(self, name: str, module: nn.Linear, x: Value) -> Value:
         made: nn.Module
@@ -323,7 +421,7 @@ class _Converter:
             raise self._refusal(f"{name} ({module})", x)
         if x.kind == "other":  # on invariants
             return replace(self._kept(name, module, x), old=module.out_features, new=module.out_features)
-        if x.last:  # on the channels of every place
+        if x.last and x.kind == "map":  # on the channels of every place
             k = self._width(name, module.out_features)
             made = self._layer(name, module, lambda: GConv(self.group, x.new, k, 1, bias=module.bias is not None))
             if self.weights:
@@ -336,8 +434,12 @@ class _Converter:
                     f"convert: {name} ({module}) takes {module.in_features} numbers, which are not {x.old} channels of a square "
                     "or cube of cells; flatten maps of equal sides, or pool over space first"
                 )
+            if x.last:
+                raise self._refusal(
+                    f"{name} ({module}), after channels that were permuted to the end,", x, "permute them back first"
+                )
             if side == 1:
-                x = Value(self.graph.call_method("flatten", (x.node, 2)), "fibre", x.old, x.new)
+                x = self._single(x)
         if x.kind == "fibre" and name in self.heads and self.pool is not None:
             made = self._layer(name, module, lambda: nn.Linear(x.new, module.out_features, module.bias is not None))
             if self.weights:
@@ -361,8 +463,9 @@ class _Converter:
     def _norm(self, name: str, module: Any, x: Value) -> Value:
         if x.kind == "image" or (x.kind == "other" and x.new in (0, module.num_features)):
             return self._kept(name, module, x)
-        if x.kind == "other":
+        if x.kind == "other" or x.last or module.num_features != x.old:
             raise self._refusal(f"{name} ({module})", x)
+        x = self._single(x) if x.kind == "flat" else x
         made = self._layer(
             name,
             module,
@@ -410,7 +513,8 @@ class _Converter:
     def _layer_norm(self, node: fx.Node, x: Value) -> nn.Module:
         numbers = [node.args[i] if len(node.args) > i else node.kwargs.get(k) for i, k in ((2, "weight"), (3, "bias"))]
         eps: Any = node.args[4] if len(node.args) > 4 else node.kwargs.get("eps", 1e-5)
-        made = ChannelNorm(x.new, eps, numbers[0] is not None, numbers[1] is not None)
+        wanted = (numbers[0] is not None, numbers[1] is not None)
+        made: Any = self._layer(node.name, self.model, lambda: ChannelNorm(x.new, eps, *wanted))
         for mine, theirs in ((made.weight, numbers[0]), (made.bias, numbers[1])):
             if self.weights and mine is not None and isinstance(theirs, fx.Node):
                 mine.data.copy_(_attribute(self.model, str(theirs.target)))
@@ -451,19 +555,34 @@ class _Converter:
                 self.group, module.kernel_size, module.stride, module.padding, count_include_pad=module.count_include_pad
             )
         else:
-            made = GAdaptiveAvgPool(self.group, module.output_size)
+            return self._adaptive(name, module.output_size, x)
         return self._insert(name, made, x)
+
+    def _adaptive(self, name: str, size: Any, x: Value) -> Value:
+        one = size == 1 or (isinstance(size, list | tuple) and all(n == 1 for n in size))
+        return replace(self._insert(name, GAdaptiveAvgPool(self.group, size), x), single=one)
+
+    def _adaptive_max(self, name: str, module: Any, x: Value) -> Value:
+        if x.kind == "other":
+            return self._kept(name, module, x)
+        if module.return_indices or module.output_size not in (1, (1,) * self.group.dim, [1] * self.group.dim):
+            raise self._refusal(f"{name} ({module})", x, "a maximum over all of space, output_size 1, is known")
+        return replace(x, node=self.graph.call_method("amax", (x.node, tuple(range(-self.group.dim, 0)), True)), single=True)
 
     def _upsample(self, name: str, module: nn.Upsample, x: Value) -> Value:
         if x.kind == "other":
             return self._kept(name, module, x)
         made = GUpsample(self.group, module.size, _whole(module.scale_factor), module.mode, module.align_corners)
-        return self._insert(name, made, x)
+        return replace(self._insert(name, made, x), single=False)
 
     def _interpolate(self, node: fx.Node, x: Value) -> Value:
         named = dict(zip(("size", "scale_factor", "mode", "align_corners"), node.args[1:], strict=False)) | dict(node.kwargs)
         size, scale = named.get("size"), named.get("scale_factor")
         mode, corners = str(named.get("mode", "nearest")), named.get("align_corners")
+        known = ("nearest", ("linear", "bilinear", "trilinear")[self.group.dim - 1])
+        if mode not in known or named.get("antialias"):
+            raise self._refusal(f"{node.name}, an interpolate of mode {mode!r},", x, f"modes {known} without antialias are known")
+        x = replace(x, single=False)
         if scale is not None or isinstance(size, int):
             return self._insert(node.name, GUpsample(self.group, size, _whole(scale), mode, corners), x)  # type: ignore[arg-type]
         made = UpsampleTo(self.group, mode, corners)  # type: ignore[arg-type]
@@ -477,14 +596,18 @@ class _Converter:
     def _flatten_module(self, name: str, module: nn.Flatten, x: Value) -> Value:
         if x.kind == "other":
             return self._kept(name, module, x)
-        if module.start_dim != 1 or module.end_dim != -1:
+        if module.start_dim != 1 or module.end_dim not in (-1, self.group.dim + 1):
             raise self._refusal(f"{name} ({module})", x)
         return self._flat_map(name, x)
 
-    def _flat(self, node: fx.Node, x: Value, start: Any) -> Value:
+    def _single(self, x: Value) -> Value:
+        """A flattened map of a single place as a function on the group."""
+        return replace(x, node=self.graph.call_method("flatten", (x.node, 2)), kind="fibre")
+
+    def _flat(self, node: fx.Node, x: Value, start: Any, end: Any = -1) -> Value:
         if x.kind == "other":
             return self._pointwise(node, pointwise=False)
-        if start != 1:
+        if start != 1 or end not in (-1, self.group.dim + 1):
             raise self._refusal(
                 f"{node.name}, a {node.target} to a shape of its own,", x, "flatten(1) and a mean over space are known"
             )
@@ -509,7 +632,7 @@ class _Converter:
         over = tuple(range(-self.group.dim, 0))
         found = self.graph.call_method(how, (x.node, over, keepdim))
         return (
-            replace(x, node=found)
+            replace(x, node=found, single=True)
             if keepdim
             else replace(x, node=found, kind="fibre" if x.kind == "map" else "other", last=False)
         )
@@ -532,7 +655,9 @@ class _Converter:
         dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
         parts = [self._value(t) for t in tensors]
         kinds = {(p.kind, p.last) for p in parts}
-        if len(kinds) > 1 or (parts[0].kind == "map" and dim not in (1, -self.group.dim - 1)):
+        rank = self.group.dim + 2
+        channels = (rank - 1, -1) if parts[0].last else (1, -1) if parts[0].kind in ("fibre", "flat") else (1, 1 - rank)
+        if len(kinds) > 1 or (parts[0].kind != "other" and dim not in channels):
             told = ", ".join(p.kind for p in parts)
             raise ValueError(
                 f"convert: {node.name} concatenates {told} along axis {dim}; values of one kind can be, along the "
@@ -553,27 +678,43 @@ class _Converter:
                 index = slice(start, stop, index.step)
             elif index >= 2:
                 index += 1
-        return Value(self.graph.call_function(operator.getitem, (shape.node, index)))
+        return Value(self.graph.call_function(operator.getitem, (shape.node, index)), "size")
 
     def _pointwise(self, node: fx.Node, pointwise: bool) -> Value:
         """A function of numbers, on values of one kind; images meet maps only after those were pooled."""
         inputs = {n: self._value(n) for n in node.all_input_nodes}
         kinds = {v.kind for v in inputs.values()}
-        if kinds <= {"other", "shape"}:
-            return Value(self._copied(node, {n: self._own(v) for n, v in inputs.items()}))
+        if kinds <= {"other", "shape", "size"}:
+            sizes = Value(self._copied(node, {n: self._own(v) for n, v in inputs.items()}))
+            return replace(sizes, kind="size") if kinds == {"size"} else sizes
+        maps = [v for v in inputs.values() if v.kind not in ("other", "shape", "size")]
+        like = max(maps, key=lambda v: (v.kind != "image", v.old, not v.single))
+        what = f"{node.name}, a call of {getattr(node.target, '__name__', node.target)},"
         if not pointwise:
-            first = next(v for v in inputs.values() if v.kind not in ("other", "shape"))
-            raise self._refusal(f"{node.name}, a call of {getattr(node.target, '__name__', node.target)},", first)
-        if "image" in kinds and "map" in kinds:
-            inputs = {n: self._pooled(v) for n, v in inputs.items()}
-        like = next(v for v in inputs.values() if v.kind not in ("other", "shape"))
-        new = {v.new for v in inputs.values() if v.kind not in ("other", "shape") and v.old == like.old}
+            raise self._refusal(what, like)
+        if "image" in kinds and like.kind == "map":  # an image is a map that is the same on every element
+            if like.new != like.old or like.last:
+                raise self._refusal(what, like, 'an image meets it, so its channels must be those of the image: keep="channels"')
+            lifted = {n: self.graph.call_method("unsqueeze", (v.node, 2)) for n, v in inputs.items() if v.kind == "image"}
+            inputs = {
+                n: replace(v, node=lifted[n], kind="map", old=like.old, new=like.new) if n in lifted else v
+                for n, v in inputs.items()
+            }
+            maps = [v for v in inputs.values() if v.kind not in ("other", "shape", "size")]
+        if len({(v.kind, v.last) for v in maps}) > 1:
+            raise self._refusal(what, like, "values of one kind can be added or multiplied")
+        for n, v in inputs.items():
+            if v.kind in ("other", "shape") and n.op != "get_attr":
+                raise self._refusal(
+                    f"{what} which meets {n.name}, something that is no map,", like, "numbers and parameters are known"
+                )
+        new = {v.new for v in maps if v.old == like.old}
         if len(new) > 1:
             raise ValueError(
                 f"convert: {node.name} adds or multiplies maps that had {like.old} channels and now have {sorted(new)}, "
                 'since some of them were concatenated; use keep="channels"'
             )
-        nodes = {}
+        nodes: dict[fx.Node, Any] = {}
         for n, v in inputs.items():
             nodes[n] = self._spread_parameter(n, v, like) if v.kind == "other" and n.op == "get_attr" else v.node
         return replace(like, node=self._copied(node, nodes))
@@ -590,9 +731,17 @@ class _Converter:
     def _spread_parameter(self, node: fx.Node, value: Value, like: Value) -> Any:
         """A parameter of one number a channel, (C, 1, ...), as one number a G-feature map, (K, 1, 1, ...)."""
         held = _attribute(self.model, str(node.target))
-        if held.numel() == 1 or like.kind == "image":
+        if held.numel() == 1:
+            return self._parameter(str(node.target), held.reshape(()))
+        space = () if like.kind in ("fibre", "flat") or like.last else (1,) * self.group.dim
+        by_channel = (
+            held.numel() == max(held.shape)
+            and held.shape[len(held.shape) - len(space) :] == space
+            and (len(space) == 0 or held.ndim > len(space))
+        )
+        if like.kind == "image" and by_channel:
             return self._parameter(str(node.target), held)
-        if held.numel() != like.old:
+        if not by_channel or held.numel() != like.old or like.kind == "image":
             raise ValueError(
                 f"convert: the parameter {node.target} of shape {tuple(held.shape)} meets a map of {like.old} channels; "
                 "one number, or one a channel, is known"
@@ -621,6 +770,8 @@ class _Converter:
 
     def _pooled(self, x: Value) -> Value:
         """A map as an image, a function on the group as numbers, unless the result is to stay on the group."""
+        if x.kind == "flat" and x.single and not x.last:
+            return self._pooled(replace(x, kind="map"))
         if x.kind == "flat":
             raise ValueError(
                 "convert: a map is flattened and no linear layer follows; end with a mean over space, or with a linear layer"
@@ -638,8 +789,8 @@ class _Converter:
             made = make()
         except ValueError as error:
             raise ValueError(f"convert: {name} ({module}): {error}") from None
-        like = next(module.parameters(), None)
-        if like is not None and not any(p.is_meta for p in made.parameters()):
+        like = next(module.parameters(), next(self.model.parameters(), None))
+        if like is not None and torch.empty(0).device.type != "meta":
             made.to(like.device, like.dtype)
         self.made[name] = made
         return made
@@ -671,6 +822,7 @@ class _Converter:
 
     def _refusal(self, what: str, x: Value, remedy: str = "") -> ValueError:
         where = {"image": "an image", "map": "a map on the group", "fibre": "a function on the group", "flat": "a flattened map"}
+        where["other"] = "what does not come from the first input alone"
         remedy = remedy or "convert the parts around it, or write it with convolutions, norms, pools and pointwise functions"
         return ValueError(f"convert: {what} cannot be made equivariant on {where.get(x.kind, 'this')}; {remedy}")
 
@@ -682,6 +834,7 @@ class _Converter:
         nn.LayerNorm: _layer_norm_module,
         nn.PReLU: _prelu,
         (*MAX_POOLS, *AVG_POOLS, *ADAPTIVE): _pool_module,
+        (nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d): _adaptive_max,
         nn.Upsample: _upsample,
         CHANNEL_DROPOUTS: _channel_dropout,
         nn.Flatten: _flatten_module,
@@ -697,9 +850,10 @@ def _heads(model: nn.Module, graph: fx.Graph) -> Iterator[str]:
         if node in seen:
             continue
         seen.add(node)
-        if node.op == "call_module" and isinstance(model.get_submodule(str(node.target)), (*CONVS, *TRANSPOSED, nn.Linear)):
+        module = model.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if isinstance(module, (*CONVS, *TRANSPOSED, nn.Linear)):
             yield str(node.target)
-        else:
+        if not isinstance(module, (*CONVS, *TRANSPOSED, nn.Linear)) or getattr(module, "groups", 1) > 1:  # keeps its channels
             waiting += node.all_input_nodes
 
 
@@ -716,6 +870,12 @@ def _spatial(node: fx.Node) -> dict[str, Any]:
     if refused:
         raise ValueError(f"convert: {node.name} uses {', '.join(refused)}, which is not equivariant, or not known; leave it out")
     return {k: v for k, v in node.kwargs.items() if k not in ("ceil_mode", "return_indices", "divisor_override", "input")}
+
+
+def _span(node: fx.Node) -> tuple[Any, Any]:
+    """The first and last axis of a flatten."""
+    named = dict(zip(("start_dim", "end_dim"), node.args[1:], strict=False)) | dict(node.kwargs)
+    return named.get("start_dim", 0), named.get("end_dim", -1)
 
 
 def _whole(scale: Any) -> Any:
@@ -754,6 +914,10 @@ def _replaced(
             width = max(1, round(channels * shell.factor))
             x = Value(shell.graph.placeholder("x"), "map" if lifted else "image", channels, width)
             for kinds, handle in shell._modules.items():
+                if isinstance(module, kinds) and not type(module).__module__.startswith("torch.nn"):
+                    raise ValueError(
+                        f"convert: {name} is a {type(module).__name__}, whose forward is its own; write it with torch's layers"
+                    )
                 if isinstance(module, kinds) and not isinstance(module, nn.Linear | nn.Flatten):
                     handle(shell, name, module, x)
                     break

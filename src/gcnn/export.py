@@ -62,10 +62,40 @@ POINTWISE_MODULES = (
 )
 POINTWISE_FUNCTIONS = {
     *(F.relu, F.leaky_relu, F.elu, F.gelu, F.silu, F.mish, F.hardswish, F.softplus, F.dropout, F.dropout2d, F.dropout3d),
-    *(torch.relu, torch.sigmoid, torch.tanh, torch.add, torch.sub, torch.mul),
-    *(operator.add, operator.sub, operator.mul, operator.iadd, operator.isub, operator.imul, operator.neg),
+    *(F.relu6, F.hardsigmoid, F.hardtanh, F.sigmoid, F.tanh, F.softsign, F.selu, F.celu, F.logsigmoid),
+    *(torch.relu, torch.sigmoid, torch.tanh, torch.add, torch.sub, torch.mul, torch.div, torch.pow, torch.square, torch.sqrt),
+    *(torch.abs, torch.exp, torch.log, torch.clamp, torch.neg, torch.sin, torch.cos, torch.maximum, torch.minimum),
+    *(
+        operator.truediv,
+        operator.pow,
+        operator.itruediv,
+        operator.add,
+        operator.sub,
+        operator.mul,
+        operator.iadd,
+        operator.isub,
+        operator.imul,
+        operator.neg,
+    ),
 }
-POINTWISE_METHODS = {"relu", "relu_", "sigmoid", "tanh", "add", "add_", "sub", "mul", "mul_", "contiguous", "clone"}
+POINTWISE_METHODS = {
+    "relu",
+    "relu_",
+    "sigmoid",
+    "tanh",
+    "add",
+    "add_",
+    "sub",
+    "mul",
+    "mul_",
+    "contiguous",
+    "clone",
+    "div",
+    "pow",
+    "square",
+    "sqrt",
+}
+POINTWISE_METHODS |= {"abs", "exp", "log", "clamp", "clamp_", "neg", "float", "double", "half", "bfloat16", "detach", "type_as"}
 
 
 def planar(model: nn.Module, fold: bool = False) -> fx.GraphModule:
@@ -98,7 +128,7 @@ def planar(model: nn.Module, fold: bool = False) -> fx.GraphModule:
         return _folded(made) if fold else made
 
 
-def to_onnx(model: nn.Module, path: str | Path, example: Tensor, tolerance: float = 1e-4) -> float:
+def to_onnx(model: nn.Module, path: str | Path, example: Tensor, tolerance: float = 1e-4, overwrite: bool = False) -> float:
     """Writes the network as an ONNX file of plain convolutions, for batches of any size, and returns how far the file is off.
 
     The error is that of onnxruntime on `example`, relative to the largest output; above `tolerance` it is an error, and no file
@@ -108,10 +138,17 @@ def to_onnx(model: nn.Module, path: str | Path, example: Tensor, tolerance: floa
         import onnxruntime
     except ImportError as missing:
         raise ImportError('to_onnx needs onnx, onnxscript and onnxruntime: pip install "gcnn[export]"') from missing
-    plain, path = planar(model, fold=True), Path(path)
+    path = Path(path)
     if not path.parent.is_dir():
         raise FileNotFoundError(f"to_onnx: there is no folder {path.parent}; make it first")
+    if path.exists() and not overwrite:
+        raise FileExistsError(f"to_onnx: {path} is there already; choose another name, or overwrite=True")
+    if {p.dtype for p in model.parameters()} | {example.dtype} != {torch.float32}:
+        raise ValueError("to_onnx: expected a float32 network and example, which every runtime has; use .float()")
+    plain, example = planar(model, fold=True).cpu(), example.detach().cpu()
     expected = plain(example)
+    if not isinstance(expected, Tensor):
+        raise ValueError(f"to_onnx: expected a network that returns one tensor, got {type(expected).__name__}")
     two = example if len(example) > 1 else example.repeat(2, *(1,) * (example.ndim - 1))  # one alone would be fixed
     batch: Any = {"x": {0: torch.export.Dim("batch")}}
     program = torch.export.export(plain, (two,), dynamic_shapes=tuple(batch.values()))
@@ -152,6 +189,8 @@ def _folded(model: fx.GraphModule) -> fx.GraphModule:
             continue
         before: Any = node.args[0]
         if not (isinstance(before, fx.Node) and before.op == "call_module" and len(before.users) == 1):
+            continue
+        if norm.running_mean is None:  # made anew from each batch
             continue
         conv = model.get_submodule(str(before.target))
         shared = sum(n.op == "call_module" and n.target == before.target for n in model.graph.nodes) > 1

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import fx, nn
 
 from gcnn.convert import convert
 from gcnn.groups import GROUPS, Group, O, p1, p4, p4m
@@ -53,12 +53,11 @@ MODELS: dict[str, tuple[Callable[..., nn.Module], dict[str, Any]]] = {
 
 EXAMPLES: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("z2cnn", "p4cnn", "p4cnn-rotpool", "digit-resnet"), (1, 28, 28)),
-    **dict.fromkeys(("resnet44", "resnet26"), (3, 33, 33)),
-    **dict.fromkeys(("resnet18", "resnet34", "resnet50"), (3, 65, 65)),
-    "densenet121": (3, 61, 61),
-    "unet": (3, 64, 64),
-    "convnext-tiny": (3, 64, 64),
-    "resnet10-3d": (1, 17, 17, 17),
+    **dict.fromkeys(("resnet44", "resnet26", "resnet18", "resnet34", "resnet50"), (3, 33, 33)),
+    "densenet121": (3, 29, 29),
+    "unet": (3, 32, 32),
+    "convnext-tiny": (3, 32, 32),
+    "resnet10-3d": (1, 9, 9, 9),
 }
 """Name -> the shape of an image at which its strides are exact."""
 
@@ -86,7 +85,13 @@ def build(name: str, pretrained: bool = False, **options: Any) -> nn.Module:
     except TypeError as error:
         raise TypeError(f"build({name!r}): {error}") from None
     named = {k: v.name if isinstance(v, Group) else v for k, v in options.items()}
-    made.built_from = {"name": name, "options": named}  # type: ignore[assignment]
+    origin = {"name": name, "options": named}
+    if isinstance(made, fx.GraphModule):
+        made.meta["gcnn"] = origin  # copies of such modules keep this alone
+    else:
+        made.built_from = origin  # type: ignore[assignment]
+    if not isinstance(pretrained, bool):
+        raise TypeError(f"build: pretrained is True or False, got {pretrained!r}; load_into(model, path) reads files")
     if pretrained:
         if name not in PRETRAINED or options:
             raise ValueError(
@@ -98,7 +103,8 @@ def build(name: str, pretrained: bool = False, **options: Any) -> nn.Module:
 
 def load(path: str | Path) -> nn.Module:
     """The network of a file that `save` wrote of one from `build`, in eval mode; `load_into(model, path)` takes any other."""
-    made_from = read(path)[1].get("build")
+    tensors, meta = read(path)
+    made_from = meta.get("build")
     if not made_from:
         raise ValueError(f"{path} does not say which network it is of: make that, and use load_into(model, {str(path)!r})")
     options = dict(made_from["options"])
@@ -106,4 +112,5 @@ def load(path: str | Path) -> nn.Module:
         if options["group"] not in GROUPS:
             raise ValueError(f"{path} is of the group {options['group']}, which is not in GROUPS: use load_into")
         options["group"] = GROUPS[options["group"]]
-    return load_into(build(made_from["name"], **options), path).eval()
+    made, kinds = build(made_from["name"], **options), {t.dtype for t in tensors.values() if t.is_floating_point()}
+    return load_into(made.to(kinds.pop()) if len(kinds) == 1 else made, path).eval()

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import fx, nn
 
 from gcnn.files import write_file
 from gcnn.groups import Group
@@ -42,9 +42,16 @@ def save(model: nn.Module, path: str | Path, overwrite: bool = False, **about: A
     path = Path(path)
     if path.exists() and not overwrite:
         raise FileExistsError(f"{path} is there already; choose another name, or save(..., overwrite=True)")
-    tensors = {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}
-    meta = {"groups": groups_of(model), "build": getattr(model, "built_from", None), "about": about}
+    tensors = {
+        name: t.detach().cpu().clone().contiguous() for name, t in model.state_dict().items()
+    }  # shared ones each by itself
+    meta = {"groups": groups_of(model), "build": built_from(model), "about": about}
     write_file(path, pack(tensors, {"gcnn": json.dumps(meta)}))
+
+
+def built_from(model: nn.Module) -> Any:
+    """What `build` made a network from: its name and options; None for others."""
+    return getattr(model, "meta", {}).get("gcnn") if isinstance(model, fx.GraphModule) else getattr(model, "built_from", None)
 
 
 def read(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -66,6 +73,10 @@ def read(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def load_into(model: nn.Module, path: str | Path) -> nn.Module:
     """The model with the weights of a file, which must be of the same groups and shapes; else the model is as it was."""
+    if any(p.is_meta for p in model.parameters()):
+        raise ValueError(
+            "load_into: the network is on the meta device, which holds no numbers; use model.to_empty(device=...) first"
+        )
     tensors, meta = read(path)
     theirs, ours = dict(meta.get("groups", [])), dict(groups_of(model))
     if theirs != ours:
