@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 from common import plane_groups
-from gcnn import Group, Oh, p4, p4m, p6
+from gcnn import Group, Oh, p1, p4, p4m, p6
 from gcnn.models import MODELS, build
 from gcnn.nn import GConv, GMaxPool
 from gcnn.testing import equivariance_error, explain
@@ -78,3 +80,28 @@ def test_wrong_names_and_arguments_say_why() -> None:
         build("p4cnn", group=Oh)
     with pytest.raises(ValueError, match="expected a group of the square lattice, got p6"):
         build("digit-resnet", group=p6)
+
+
+def test_all_cnn_has_the_papers_counts() -> None:
+    found = {g.name: count(build("allcnn-c", group=g, channels=k)) for g, k in ((p1, 96), (p4, 48), (p4m, 32))}
+    assert found == {"p1": 1_372_254, "p4": 1_371_006, "p4m": 1_219_678}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("allcnn-c", {"channels": 3}),
+        ("resnet26", {"widths": (3, 4, 5), "invariant": True}),
+        ("resnet44", {"widths": (2, 3, 4), "invariant": True}),
+    ],
+)
+@pytest.mark.parametrize("group", [p4, p4m], ids=str)
+def test_maps_can_be_halved_exactly(name: str, options: dict[str, Any], group: Group) -> None:
+    torch.manual_seed(0)
+    exact, faithful = (build(name, group=group, downsample=d, **options).double().eval() for d in ("pool", "stride"))
+    x = torch.randn(1, 3, 32, 32, dtype=torch.float64)
+    assert equivariance_error(exact, group, x) < 1e-10
+    assert equivariance_error(faithful, group, x) > 1e-6  # as in the paper
+    assert count(exact) == count(faithful)
+    with pytest.raises(ValueError, match='downsample must be "stride"'):
+        build(name, group=group, downsample="other", **options)

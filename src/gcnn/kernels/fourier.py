@@ -161,12 +161,14 @@ class _Fourier(torch.autograd.Function):
 
 @lru_cache(maxsize=1)
 def _triton() -> Any:
-    """The algorithm's kernels for a GPU; None where Triton is not installed."""
+    """The algorithm's kernels for a GPU; None where Triton is not installed, or knows no tuples yet."""
     try:
+        import triton
+
         from gcnn.kernels import fourier_cuda
     except ImportError:
         return None
-    return fourier_cuda
+    return fourier_cuda if [int(n) for n in triton.__version__.split(".")[:2]] >= [3, 4] else None
 
 
 def _on_cuda(group: Group, planes: Tensor) -> bool:

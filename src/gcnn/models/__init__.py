@@ -11,6 +11,7 @@ from torch import fx, nn
 from gcnn.convert import convert
 from gcnn.groups import GROUPS, Group, O, p1, p4, p4m
 from gcnn.models import planar
+from gcnn.models.allcnn import allcnn
 from gcnn.models.cnn import cnn
 from gcnn.models.resnet import digit_resnet, resnet
 from gcnn.models.weights import load_into, read, save
@@ -32,6 +33,7 @@ MODELS: dict[str, tuple[Callable[..., nn.Module], dict[str, Any]]] = {
     "p4cnn": (cnn, {"group": p4, "channels": 10}),
     "p4cnn-rotpool": (cnn, {"group": p4, "channels": 20, "pool_every_layer": True}),
     # table 2
+    "allcnn-c": (allcnn, {"group": p4m, "channels": 32}),
     "resnet44": (resnet, {"group": p4m, "widths": (11, 23, 45), "blocks": 7}),
     "resnet26": (resnet, {"group": p4m, "widths": (25, 50, 100), "blocks": 4}),
     # a larger one of our own for digits
@@ -54,6 +56,7 @@ MODELS: dict[str, tuple[Callable[..., nn.Module], dict[str, Any]]] = {
 EXAMPLES: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("z2cnn", "p4cnn", "p4cnn-rotpool", "digit-resnet"), (1, 28, 28)),
     **dict.fromkeys(("resnet44", "resnet26", "resnet18", "resnet34", "resnet50"), (3, 33, 33)),
+    "allcnn-c": (3, 33, 33),
     "densenet121": (3, 29, 29),
     "unet": (3, 32, 32),
     "convnext-tiny": (3, 32, 32),

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 from torch import Tensor, nn
 
 from gcnn.groups import Group
+from gcnn.models.allcnn import Downsample, check_downsample
 from gcnn.nn import CosetPool, GAdaptiveAvgPool, GAvgPool, GBatchNorm, GConv, LiftConv
 
 
 class Block(nn.Module):
     """A pre-activation block: x + conv(relu(norm(conv(relu(norm(x)))))), with a 1x1 projection where the shape changes."""
 
-    def __init__(self, group: Group, k_in: int, k_out: int, stride: int = 1, dropout: float = 0.0, bias: bool = False) -> None:
+    def __init__(
+        self, group: Group, k_in: int, k_out: int, stride: int = 1, dropout: float = 0.0, bias: bool = False, pool: int = 1
+    ) -> None:
         super().__init__()
+        smaller = [GAvgPool(group, pool)] if pool > 1 else []
         self.branch = nn.Sequential(
             GBatchNorm(group, k_in),
             nn.ReLU(),
+            *smaller,
             GConv(group, k_in, k_out, 3, stride, padding=1, bias=bias),
             GBatchNorm(group, k_out),
             nn.ReLU(),
@@ -25,7 +31,8 @@ class Block(nn.Module):
             GConv(group, k_out, k_out, 3, padding=1, bias=bias),
         )
         same = k_in == k_out and stride == 1
-        self.shortcut = nn.Identity() if same else GConv(group, k_in, k_out, 1, stride, bias=bias)
+        projection = [] if same and pool == 1 else [*copy.deepcopy(smaller), GConv(group, k_in, k_out, 1, stride, bias=bias)]
+        self.shortcut = projection[0] if len(projection) == 1 else nn.Sequential(*projection)
 
     def forward(self, x: Tensor) -> Tensor:
         """The map (N, k_out, S, H, W) of `x`."""
@@ -39,22 +46,30 @@ def resnet(
     blocks: int,
     num_classes: int = 10,
     in_channels: int = 3,
+    downsample: Downsample = "stride",
+    invariant: bool = False,
 ) -> nn.Sequential:
     """Images (N, in_channels, 32, 32) to logits (N, num_classes): the paper's ResNets of 6 `blocks` + 2 layers for CIFAR-10.
 
     A 3x3 layer, then a stage of `blocks` blocks a width, the first of each further stage with stride 2, then the mean over
-    space and a linear map of all K S planes. As in the paper, strides on even sizes and that head are not exactly equivariant.
+    space and a linear map of all K S planes. As in the paper, strides on even sizes and that head are not exactly equivariant;
+    downsample="pool" averages over 2x2 cells instead of striding, and `invariant` takes the mean over the group before the
+    linear map, which then has S times fewer parameters.
     """
+    check_downsample(downsample)
     if not group.fills_box or group.dim != 2:
         raise ValueError(f"resnet: expected a group of the square lattice, got {group.name}")
     layers: list[nn.Module] = [LiftConv(group, in_channels, widths[0], 3, padding=1)]
     width = widths[0]
     for i, k in enumerate(widths):
         for j in range(blocks):
-            layers.append(Block(group, width, k, stride=2 if i and not j else 1, bias=True))
+            step = 2 if i and not j else 1
+            how = {"stride": step} if downsample == "stride" else {"pool": step}
+            layers.append(Block(group, width, k, bias=True, **how))
             width = k
-    layers += [GBatchNorm(group, width), nn.ReLU(), GAdaptiveAvgPool(group, 1), nn.Flatten()]
-    net = nn.Sequential(*layers, nn.Linear(width * group.order, num_classes))
+    layers += [GBatchNorm(group, width), nn.ReLU(), GAdaptiveAvgPool(group, 1)]
+    layers += [CosetPool(group, reduce="mean"), nn.Flatten()] if invariant else [nn.Flatten()]
+    net = nn.Sequential(*layers, nn.Linear(width * (1 if invariant else group.order), num_classes))
     for m in net.modules():
         if isinstance(m, GConv):
             nn.init.kaiming_normal_(m.weight, nonlinearity="relu")
