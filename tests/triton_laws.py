@@ -1,0 +1,79 @@
+"""The kernels in Triton beside the same in plain torch, by Triton's interpreter: run with TRITON_INTERPRET=1, on any machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from gcnn import GROUPS
+from gcnn.indices import index_table
+from gcnn.kernels import expand, fourier, fourier_cuda, gather, pool_stats
+from gcnn.layout import as_tensor
+
+CPU = torch.device("cpu")
+
+
+def gathers() -> None:
+    """The filter transformation and its adjoint."""
+    cases: list[Any] = [("p4m", True, 1, None), ("p4m", False, 1, None), ("p4", True, 2, None), ("p6m", False, 1, None)]
+    for name, last, groups, stabilizer in [*cases, ("p4m", True, 1, range(8)), ("O", False, 1, None)]:
+        group = GROUPS[name]
+        size = (3,) * group.dim
+        table, inverse = (as_tensor(t, CPU) for t in index_table(group, size, group.check_subgroup(stabilizer)))
+        weight = torch.randn(4, 3, inverse.shape[1])
+        for small in (0, 1 << 20):
+            gather.SMALL = small
+            options = (table, inverse, 3**group.dim, groups, last)
+            bank = expand._expand(weight, *options, torch.float64)
+            assert torch.equal(gather.expand(weight, *options, torch.float64), bank), name
+            ours, theirs = (f(bank, *options, torch.float64) for f in (gather.collect, expand._collect))
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+
+
+def norms() -> None:
+    """What is pooled over the planes of a map."""
+    k, s, points = 5, 8, 7
+    x = torch.randn(points, s * k, dtype=torch.float64) + torch.randn(s * k)
+    norm = torch.nn.BatchNorm1d(k).double()
+    norm(x.view(-1, k))
+    running = torch.zeros(k).double(), torch.ones(k).double()
+    means, variances = x.mean(0), x.var(0, correction=0)
+    planar, tied = pool_stats.pool_statistics(means, variances, k, points, None, None, 1e-5, running, 0.1)
+    torch.testing.assert_close(tied, torch.stack([x.view(-1, k).mean(0), x.view(-1, k).var(0, correction=0)]))
+    torch.testing.assert_close(running[0], norm.running_mean)
+    torch.testing.assert_close(running[1], norm.running_var)
+    torch.testing.assert_close(planar[0].view(s, k)[3], tied[0])
+    sums = (means, variances, variances, means)
+    planar, tied, count = pool_stats.pool_gradients(sums, k, points)
+    torch.testing.assert_close(planar[1].view(s, k)[2], variances.view(s, k).sum(0))
+    torch.testing.assert_close(tied[1], means.view(s, k).sum(0))
+    assert int(count) == s * points
+
+
+def transforms() -> None:
+    """The Fourier algorithm, in several blocks of points."""
+    fourier_cuda.BLOCK = 1 << 12
+    cases: list[Any] = [("p4m", 5, ((3, 3), (1, 1), (1, 1), (1, 1))), ("p4", 4, ((3, 3), (2, 2), (1, 1), (1, 1)))]
+    cases += [("p6m", 3, ((3, 3), (1, 1), (2, 2), (2, 2))), ("linem", 3, ((3,), (1,), (1,), (1,)))]
+    cases += [("T", 2, ((3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1))), ("p4m", 17, ((1, 1), (1, 1), (0, 0), (1, 1)))]
+    for name, k, geometry in cases:
+        group = GROUPS[name]
+        x = torch.randn(2, group.order * k, *(6 if group.dim < 3 else 4,) * group.dim, dtype=torch.float64)
+        taps = fourier.make_plan(group, geometry[0]).cells.shape[1]
+        weight = torch.randn(k + 1, k, group.order * taps, dtype=torch.float64)
+        y = fourier._correlate(group, x, weight, *geometry)
+        torch.testing.assert_close(fourier_cuda.correlate(group, x, weight, *geometry), y, rtol=0, atol=1e-11)
+        dy = torch.randn_like(y)
+        ours = fourier_cuda.weight_gradient(group, x, dy, weight, *geometry)
+        torch.testing.assert_close(ours, fourier._weight_gradient(group, x, dy, weight, *geometry), rtol=0, atol=1e-11)
+        by_planar = fourier._planar_weight_gradient(group, x, dy, weight, *geometry)
+        torch.testing.assert_close(by_planar, ours, rtol=0, atol=1e-11)
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    gathers()
+    norms()
+    transforms()
+    print("all kernels agree")
