@@ -497,3 +497,10 @@ def test_the_report_is_one_page_with_everything_in_it(small: Dataset, tmp_path: 
         command = [browser, *flags, f"--window-size={width},3000", f"--screenshot={picture}", page.as_uri()]
         subprocess.run(command, check=True, capture_output=True, timeout=120)
         assert picture.stat().st_size > 30_000  # a drawn page, not a blank one
+
+
+def test_converted_networks_train_too(small: Any) -> None:
+    config = dataclasses.replace(TINY, model="resnet18", channels=0, widths=(4, 4, 4, 4), epochs=1)
+    assert train(config, progress=False, data=small).history[-1]["epoch"] == 1
+    with pytest.raises(ValueError, match="unet answers for every pixel"):
+        train(dataclasses.replace(TINY, model="unet", channels=0), progress=False, data=small)

@@ -311,6 +311,7 @@ def _models(told: argparse.Namespace) -> None:
         sides = " x ".join(str(n) for n in shape)
         print(f"{name:16}{group_of(model).name:8}{count:>12,}{sides:>18}{cost:>15,.0f} M")
     print('\nbuild("NAME", group=..., num_classes=..., in_channels=...) in Python; the cost is that of one image of that size.')
+    print("Sizes are such that strides are exact: 33 and 225 pixels, say, not 32 and 224 (gcnn.testing.explain tells).")
 
 
 def _groups(chosen: argparse.Namespace) -> None:

@@ -37,7 +37,6 @@ from gcnn.nn import (
     LiftConv,
 )
 from gcnn.nn.each import ChannelDropout, ChannelNorm, EachElement, UpsampleTo
-from gcnn.nn.module import check_group
 from gcnn.testing import explain
 
 __all__ = ["convert"]
@@ -108,7 +107,8 @@ def convert(
     >>> turned.get_submodule("0"), turned.get_submodule("2")
     (LiftConv(p4, 1, 8, kernel_size=(3, 3)), GConv(p4, 8, 8, kernel_size=(3, 3)))
     """
-    check_group("convert", group)
+    if not isinstance(group, Group):
+        raise TypeError(f"convert: expected a Group, such as gcnn.p4m or GROUPS['p4m'], got {group!r}")
     _check_options(model, group, keep, pool, weights, example)
     if isinstance(model, (*CONVS, *TRANSPOSED)):  # one layer
         model = nn.Sequential(model).train(model.training)

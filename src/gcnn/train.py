@@ -161,7 +161,12 @@ def make_model(config: Config, classes: int = 10, in_channels: int = 1) -> nn.Mo
         options["widths"] = config.widths
     if config.dropout >= 0:
         options["dropout"] = config.dropout
-    known = inspect.signature(MODELS[config.model][0]).parameters
+    builder, defaults = MODELS[config.model]
+    known = set(inspect.signature(builder).parameters)
+    if "planar" in defaults:  # a converted network takes the options of the ordinary one
+        known |= set(inspect.signature(defaults["planar"]).parameters)
+    if config.model == "unet":
+        raise ValueError("unet answers for every pixel, and gcnn train for whole images; use build and a loop of your own for it")
     for name in options:
         if name not in known:
             taken = [k for k in ("channels", "widths", "dropout") if k in known]
@@ -427,8 +432,10 @@ def _save(folder: Path, model: nn.Module, stepper: Stepper, meta: dict[str, Any]
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    from safetensors import SafetensorError, safe_open
-
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError as error:
+        raise ImportError('checkpoints are safetensors files: pip install "gcnn[train]"') from error
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: {path.parent} holds no checkpoint; train with --out {path.parent} first")
     try:

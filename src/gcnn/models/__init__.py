@@ -83,6 +83,10 @@ def build(name: str, pretrained: bool = False, **options: Any) -> nn.Module:
     if name not in MODELS:
         raise ValueError(f"model must be one of {', '.join(MODELS)}, got {name!r}")
     builder, defaults = MODELS[name]
+    if isinstance(options.get("group"), str):
+        if options["group"] not in GROUPS:
+            raise ValueError(f"build: group must be one of {', '.join(GROUPS)}, got {options['group']!r}")
+        options["group"] = GROUPS[options["group"]]
     try:
         made = builder(**{**defaults, **options})
     except TypeError as error:
