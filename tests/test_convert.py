@@ -55,9 +55,10 @@ def test_started_from_its_weights_it_is_the_mean_over_the_group(name: str) -> No
 
 def test_widths_follow_the_rule() -> None:
     net = nn.Sequential(nn.Conv2d(3, 64, 3), nn.ReLU(), nn.Conv2d(64, 64, 3), nn.ReLU(), nn.Conv2d(64, 10, 3))
-    widths = {keep: convert(net, p4m, keep).get_submodule("0").out_channels for keep in ("params", "channels", "cost")}
-    assert widths["channels"], widths["cost"] == (64, 8)
-    assert 20 <= widths["params"] <= 24  # type: ignore[operator]
+    keeps: tuple[Any, ...] = ("params", "channels", "cost")
+    widths: dict[str, Any] = {keep: convert(net, p4m, keep).get_submodule("0").out_channels for keep in keeps}
+    assert (widths["channels"], widths["cost"]) == (64, 8)
+    assert 20 <= widths["params"] <= 24
     assert convert(net, p4m).get_submodule("4").out_channels == 10  # the head's classes stay
 
 
