@@ -60,7 +60,7 @@ def test_training_learns_and_writes_a_run(small: Dataset, tmp_path: Path) -> Non
 
 
 def test_resuming_continues_bit_for_bit(small: Dataset, tmp_path: Path) -> None:
-    config = dataclasses.replace(TINY, model="z2cnn", schedule="cosine", rotate=20.0, shift=1.0, label_smoothing=0.1)
+    config = dataclasses.replace(TINY, model="z2cnn", schedule="cosine", rotate=20.0, shift=1, flip=True, label_smoothing=0.1)
     unbroken = train(config, progress=False, data=small)
 
     class Stop(Exception):  # noqa: N818
@@ -181,7 +181,7 @@ def test_a_last_batch_of_one_image(small: Dataset) -> None:
 
 def test_every_image_comes_once_an_epoch() -> None:
     for world in (1, 2, 3):
-        parts = [list(batches(203, 64, 5, rank, world)) for rank in range(world)]
+        parts = [list(batches(203, 64, 5, "cpu", rank, world)) for rank in range(world)]
         seen = torch.cat([index for part in parts for index, _ in part])
         assert sorted(seen.tolist()) == list(range(203))
         assert [total for _, total in parts[0]] == [64, 64, 64, 11]
@@ -266,7 +266,7 @@ def test_norms_reestimated_in_training_mode_see_the_dropout(small: Dataset) -> N
         ({"lr": -1.0}, "lr must be positive, got -1.0"),
         ({"model": "lenet"}, "model must be one of z2cnn"),
         ({"group": "p5"}, "group must be one of line"),
-        ({"schedule": "step"}, "schedule must be constant or cosine"),
+        ({"schedule": "step"}, "schedule must be one of constant, cosine, linear"),
         ({"label_smoothing": 2.0}, "label_smoothing must be at least 0 and below 1"),
         ({"epochs": "3"}, "epochs must be of type int, got '3'"),
         ({"amp": "false"}, "amp must be of type bool, got 'false'"),

@@ -12,6 +12,48 @@ __all__ = ["RECIPES"]
 _PAPER = Config(data="rotated_mnist", batch_size=128, lr=1e-3, rotate=3.14, reestimate="train", test_every=100)
 _OURS = Config(data="rotated_mnist", schedule="cosine", test_every=100)
 
+# table 2 of the paper: group -> (planar name, channels or widths)
+_NETWORKS = {
+    "allcnn-c": {"p1": {"channels": 96}, "p4": {"channels": 48}, "p4m": {"channels": 32}},
+    "resnet44": {"p1": {"widths": (32, 64, 128)}, "p4": {"widths": (16, 32, 64)}, "p4m": {"widths": (11, 23, 45)}},
+    "resnet26": {"p1": {"widths": (71, 142, 284)}, "p4m": {"widths": (25, 50, 100)}},
+}
+_SGD = Config(data="cifar10", optimizer="sgd", amp=True, reestimate="no", test_every=1000)
+_RESNET = replace(_SGD, epochs=300, batch_size=128, lr=0.05, drops=(50, 100, 150), weight_decay=1e-3)
+_ALLCNN = replace(_SGD, epochs=350, batch_size=128, lr=0.05, drops=(200, 250, 300), weight_decay=1e-3)
+_FAST = replace(_SGD, batch_size=250, lr=0.2, schedule="linear", warmup=5, weight_decay=1e-3, label_smoothing=0.1)
+
+
+def _cifar10() -> dict[str, Config]:
+    """kind/network-group for plain CIFAR-10, with a "+" for the paper's augmentation: a flip, and a shift of up to 2 pixels."""
+    found = {}
+    for name, groups in _NETWORKS.items():
+        slow = _ALLCNN if name == "allcnn-c" else _RESNET
+        for kind, base in (("paper", slow), ("fast", replace(_FAST, epochs=40 if name == "allcnn-c" else 30))):
+            for group, sizes in groups.items():
+                plain = replace(base, model=name, group=group, **sizes)
+                found[f"{kind}/{name}-{group}"] = plain
+                found[f"{kind}/{name}-{group}+"] = replace(plain, flip=True, shift=2)
+    return found
+
+
+_HEXAGONS = {"p1": (15, 31, 62), "p6": (7, 14, 28), "p6m": (5, 10, 20)}
+_VOLUMES = {"C1": (29, 59, 118), "D4": (10, 21, 42), "O": (6, 12, 24), "Oh": (4, 9, 17)}
+_VOXELS = Config(
+    model="voxel-resnet",
+    data="volumes",
+    optimizer="adam",
+    epochs=30,
+    batch_size=32,
+    lr=2e-3,
+    schedule="cosine",
+    weight_decay=0.05,
+    label_smoothing=0.1,
+    reestimate="no",
+    test_every=1000,
+    amp=True,
+)
+
 RECIPES: dict[str, Config] = {
     # table 1 of the paper: Adam at a constant rate, batch norms estimated anew before the test
     "paper/z2cnn": replace(_PAPER, model="z2cnn", epochs=300),
@@ -38,5 +80,9 @@ RECIPES: dict[str, Config] = {
     # the digits that come with the package, in minutes on a laptop
     "demo/z2cnn": Config(model="z2cnn", epochs=6, schedule="cosine", lr=1e-2, test_every=6),
     "demo/p4cnn": Config(model="p4cnn", epochs=6, schedule="cosine", lr=8e-3, test_every=6),
+    # table 2, and the paper's future work: hexagons and volumes, each group with the same number of parameters
+    **_cifar10(),
+    **{f"hexagons/{g}": replace(_FAST, model="hex-resnet26", group=g, widths=w, epochs=30) for g, w in _HEXAGONS.items()},
+    **{f"volumes/{g}": replace(_VOXELS, group=g, widths=w) for g, w in _VOLUMES.items()},
 }
 """Name -> config. A config file or options on the command line change single settings of a recipe."""

@@ -19,18 +19,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gcnn.config import Config
 from gcnn.data import Dataset, Split, load
 from gcnn.files import write_file
 from gcnn.groups import GROUPS
 from gcnn.models import MODELS, build
 from gcnn.nn import GBatchNorm
+from gcnn.steps import Inputs, Stepper, batches, turned
 
 __all__ = [
     "Config",
@@ -45,90 +47,6 @@ __all__ = [
     "train",
     "write_file",
 ]
-
-
-@dataclass(frozen=True)
-class Config:
-    """Settings of a run."""
-
-    model: str = "p4cnn"
-    """A name from `gcnn.models.MODELS`: z2cnn, p4cnn, p4cnn-rotpool, digit-resnet; for CIFAR-10 resnet44, resnet26."""
-    group: str = ""
-    """Another group for the model, by its name: p4m, p6 ... Empty: the model's own."""
-    channels: int = 0
-    """Another number of channels for z2cnn and its relatives. 0: the model's own."""
-    widths: tuple[int, ...] = ()
-    """Other widths for digit-resnet, one a stage. Empty: the model's own."""
-    data: str = "digits"
-    """digits (comes with the package), mnist, rotated_mnist, cifar10."""
-    data_root: str = ""
-    """The folder with the files of the data set; not needed for digits."""
-    validation: int = 0
-    """Hold out the last n training images and test on them: for choosing settings without the test set."""
-    epochs: int = 20
-    """Passes over the training set."""
-    batch_size: int = 128
-    """Images a step, over all processes together."""
-    lr: float = 1e-3
-    """Learning rate of Adam."""
-    schedule: Literal["constant", "cosine"] = "constant"
-    """Keep the learning rate, or let it fall to zero along a cosine."""
-    weight_decay: float = 0.0
-    """Decoupled weight decay."""
-    label_smoothing: float = 0.0
-    """Share of the target that is spread over all classes."""
-    dropout: float = -1.0
-    """Another dropout than the model's own. Negative: the model's own."""
-    rotate: float = 0.0
-    """Augmentation: turn every training image by a random angle of up to this many degrees."""
-    shift: float = 0.0
-    """Augmentation: move every training image by a random distance of up to this many pixels."""
-    reestimate: Literal["eval", "train", "no"] = "eval"
-    """Estimate the statistics of batch norms anew over the training set before each test: with the rest of the network as in
-    the test, or as in training (with dropout), as the paper's authors did."""
-    test_every: int = 1
-    """Test after every n-th epoch, and after the last."""
-    test_turns: int = 1
-    """Test with the mean answer to each image turned by 0, 1, ... n - 1 n-ths of a quarter turn."""
-    seed: int = 0
-    """Everything random follows from it."""
-    device: str = "auto"
-    """auto (cuda, mps or cpu), or a device of torch."""
-    amp: bool = False
-    """Automatic mixed precision, bfloat16."""
-    tf32: bool = True
-    """On cuda, let the convolutions of training round float32 inputs to TF32, as torch does. Tests never do."""
-    compile: bool = False
-    """torch.compile the network."""
-    graphs: bool = True
-    """On cuda, replay each step as one CUDA graph."""
-    sync_norm: bool = False
-    """With several processes, share the statistics of batch norms among them."""
-
-    def __post_init__(self) -> None:
-        for setting in dataclasses.fields(self):
-            value, kind = getattr(self, setting.name), type(setting.default)
-            fits = isinstance(value, int | float) if kind is float else isinstance(value, list | tuple if kind is tuple else kind)
-            if not fits or (isinstance(value, bool) and kind is not bool):
-                raise ValueError(f"{setting.name} must be of type {kind.__name__}, got {value!r}")
-        object.__setattr__(self, "widths", tuple(self.widths))
-        positive = {"epochs": self.epochs, "batch_size": self.batch_size, "lr": self.lr, "test_every": self.test_every}
-        positive["test_turns"] = self.test_turns
-        for name, value in positive.items():
-            if not value > 0:
-                raise ValueError(f"{name} must be positive, got {value}")
-        if self.model not in MODELS:
-            raise ValueError(f"model must be one of {', '.join(MODELS)}, got {self.model!r}")
-        if self.group and self.group not in GROUPS:
-            raise ValueError(f"group must be one of {', '.join(GROUPS)}, got {self.group!r}")
-        if not 0 <= self.label_smoothing < 1:
-            raise ValueError(f"label_smoothing must be at least 0 and below 1, got {self.label_smoothing}")
-        if self.dropout >= 1:
-            raise ValueError(f"dropout must be below 1, got {self.dropout}")
-        if self.schedule not in ("constant", "cosine"):
-            raise ValueError(f"schedule must be constant or cosine, got {self.schedule!r}")
-        if self.reestimate not in ("eval", "train", "no"):
-            raise ValueError(f"reestimate must be eval, train or no, got {self.reestimate!r}")
 
 
 class DivergedError(RuntimeError):
@@ -161,6 +79,10 @@ def make_model(config: Config, classes: int = 10, in_channels: int = 1) -> nn.Mo
         options["widths"] = config.widths
     if config.dropout >= 0:
         options["dropout"] = config.dropout
+    if config.downsample:
+        options["downsample"] = config.downsample
+    if config.invariant:
+        options["invariant"] = True
     builder, defaults = MODELS[config.model]
     known = set(inspect.signature(builder).parameters)
     if "planar" in defaults:  # a converted network takes the options of the ordinary one
@@ -169,7 +91,7 @@ def make_model(config: Config, classes: int = 10, in_channels: int = 1) -> nn.Mo
         raise ValueError("unet answers for every pixel, and gcnn train for whole images; use build and a loop of your own for it")
     for name in options:
         if name not in known:
-            taken = [k for k in ("channels", "widths", "dropout") if k in known]
+            taken = [k for k in ("channels", "widths", "dropout", "downsample", "invariant") if k in known]
             raise ValueError(f"{config.model} takes no {name}; what it takes of those is {', '.join(taken) or 'nothing'}")
     return build(config.model, **options)
 
@@ -184,124 +106,6 @@ def pick_device(name: str) -> torch.device:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"device {name!r} cannot be used here ({str(error).splitlines()[0]}); cpu always can") from error
-
-
-# --- one step ------------------------------------------------------------------------------------------------------------
-
-
-class Inputs:
-    """Images on the device as bytes, handed out normalised, and augmented in training."""
-
-    def __init__(self, split: Split, mean: float, std: float, device: torch.device, config: Config | None = None) -> None:
-        self.images, self.labels = split.images.to(device), split.labels.to(device)
-        self.mean, self.std = mean, std
-        self.rotate, self.shift = (config.rotate, config.shift) if config else (0.0, 0.0)
-
-    def __call__(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        x = self.images[index].float()
-        if self.rotate or self.shift:
-            x = self._augment(x)
-        return (x - self.mean) / self.std, self.labels[index]
-
-    def _augment(self, x: Tensor) -> Tensor:
-        angle = (torch.rand(len(x), device=x.device) * 2 - 1) * math.radians(self.rotate)
-        move = (torch.rand(len(x), 2, device=x.device) * 2 - 1) * (2 * self.shift / x.shape[-1])
-        return turned(x, angle, move)
-
-
-def turned(x: Tensor, angle: Tensor, move: Tensor | None = None) -> Tensor:
-    """Images turned anticlockwise by an angle each, in radians, and moved, by bicubic interpolation."""
-    cos, sin = angle.cos(), angle.sin()
-    move = torch.zeros(len(x), 2, device=x.device) if move is None else move
-    # affine_grid counts columns, then rows, rows downward
-    theta = torch.stack([torch.stack([cos, -sin, move[:, 0]], 1), torch.stack([sin, cos, move[:, 1]], 1)], 1)
-    grid = F.affine_grid(theta, list(x.shape), align_corners=False)
-    return F.grid_sample(x, grid, mode="bicubic", padding_mode="zeros", align_corners=False)
-
-
-class Stepper:
-    """One step of training on the images with the given indices; on cuda the whole step is one graph."""
-
-    def __init__(self, model: nn.Module, inputs: Inputs, config: Config, device: torch.device, world: int) -> None:
-        self.inputs, self.config, self.device, self.world = inputs, config, device, world
-        self.plain = model
-        self.model: Any = torch.compile(model) if config.compile else model
-        cuda = device.type == "cuda"
-        self.lr = torch.tensor(config.lr, device=device) if cuda else config.lr
-        self.optimizer = torch.optim.AdamW(
-            model.parameters(), self.lr, weight_decay=config.weight_decay, capturable=cuda, fused=cuda
-        )
-        self._prime()
-        self.loss, self.wrong = torch.zeros((), device=device), torch.zeros((), device=device)
-        self.graph: Any = None
-        if cuda and config.graphs and world == 1 and len(inputs.labels) >= config.batch_size:
-            self._capture(config.batch_size)
-
-    def _prime(self) -> None:
-        """Makes the optimiser's state exist, all zero, so that it can be saved, loaded and captured from the start."""
-        for group in self.optimizer.param_groups:
-            for p in group["params"]:
-                p.grad = torch.zeros_like(p)
-                steps = torch.zeros((), device=p.device if group["capturable"] or group["fused"] else "cpu")
-                self.optimizer.state[p] = {"step": steps, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
-
-    def set_lr(self, lr: float) -> None:
-        """Sets the learning rate, in place where a graph reads it."""
-        if isinstance(self.lr, Tensor):
-            self.lr.fill_(lr)
-        else:
-            for group in self.optimizer.param_groups:
-                group["lr"] = lr
-
-    def _work(self, index: Tensor, share: float) -> None:
-        x, y = self.inputs(index)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.amp):
-            logits = self.model(x)
-            losses = F.cross_entropy(logits, y, label_smoothing=self.config.label_smoothing, reduction="none")
-        loss = losses.sum() * share
-        self.optimizer.zero_grad()
-        (loss * self.world).backward()  # DistributedDataParallel takes the mean over processes
-        self.optimizer.step()
-        self.loss.copy_(loss.detach())
-        self.wrong.copy_((logits.detach().argmax(1) != y).sum())
-
-    def _capture(self, size: int) -> None:
-        """Records the step once; what the rehearsals changed is put back."""
-        self.index = torch.arange(size, device=self.device)
-        tensors = [*self.plain.parameters(), *self.plain.buffers(), *self._state()]
-        before = [t.detach().clone() for t in tensors]
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                self._work(self.index, 1 / size)
-        torch.cuda.current_stream().wait_stream(stream)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self._work(self.index, 1 / size)
-        with torch.no_grad():
-            for t, b in zip(tensors, before, strict=True):
-                t.copy_(b)
-
-    def _state(self) -> Iterator[Tensor]:
-        for state in self.optimizer.state.values():
-            yield from state.values()
-
-    def __call__(self, index: Tensor, total: int) -> None:
-        """A step on `index`, this process's part of `total` images."""
-        if self.graph is not None and len(index) == len(self.index):
-            self.index.copy_(index)
-            self.graph.replay()
-        else:
-            self._work(index, 1 / total)
-
-
-def batches(count: int, size: int, seed: int, rank: int = 0, world: int = 1) -> Iterator[tuple[Tensor, int]]:
-    """This process's part of each batch of a shuffled epoch, and the size of the whole batch: every image comes once."""
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
-    for start in range(0, count, size):
-        batch = order[start : start + size]
-        yield batch[rank::world], len(batch)
 
 
 # --- testing -------------------------------------------------------------------------------------------------------------
@@ -536,13 +340,11 @@ def train(
             losses, sizes = torch.zeros(steps, device=device), torch.zeros(steps, device=device)
             wrong = torch.zeros((), device=device)
             start = time.perf_counter()
-            order = batches(len(data.train), config.batch_size, config.seed * 1_000_003 + epoch, rank, world)
+            order = batches(len(data.train), config.batch_size, config.seed * 1_000_003 + epoch, device, rank, world)
             for step, (index, total) in enumerate(order):
-                if config.schedule == "cosine":
-                    done = ((epoch - 1) * steps + step) / (config.epochs * steps)
-                    stepper.set_lr(config.lr * 0.5 * (1 + math.cos(math.pi * done)))
+                stepper.set_lr(config.rate(epoch - 1 + step / steps))
                 with precision(config.tf32):
-                    stepper(index.to(device, non_blocking=True), total)
+                    stepper(index, total)
                 losses[step] = stepper.loss
                 sizes[step] = total
                 wrong += stepper.wrong
@@ -568,7 +370,7 @@ def train(
                 "seconds": time.perf_counter() - start,
             }
             if epoch % config.test_every == 0 or epoch == config.epochs:
-                with precision(tf32=False):
+                with precision(tf32=False), torch.autocast(device.type, torch.bfloat16, enabled=config.amp):
                     if config.reestimate != "no":
                         reestimate_norms(model, plain, training=config.reestimate == "train")
                     found = evaluate(model, testing, config.test_turns)

@@ -9,11 +9,11 @@ from typing import Any
 from torch import fx, nn
 
 from gcnn.convert import convert
-from gcnn.groups import GROUPS, Group, O, p1, p4, p4m
+from gcnn.groups import GROUPS, Group, O, p1, p4, p4m, p6m
 from gcnn.models import planar
 from gcnn.models.allcnn import allcnn
 from gcnn.models.cnn import cnn
-from gcnn.models.resnet import digit_resnet, resnet
+from gcnn.models.resnet import pooled_resnet, resnet
 from gcnn.models.weights import load_into, read, save
 
 __all__ = ["EXAMPLES", "MODELS", "PRETRAINED", "build", "load", "load_into", "save"]
@@ -36,8 +36,11 @@ MODELS: dict[str, tuple[Callable[..., nn.Module], dict[str, Any]]] = {
     "allcnn-c": (allcnn, {"group": p4m, "channels": 32}),
     "resnet44": (resnet, {"group": p4m, "widths": (11, 23, 45), "blocks": 7}),
     "resnet26": (resnet, {"group": p4m, "widths": (25, 50, 100), "blocks": 4}),
+    # the paper's future work: hexagons, with 0.34 million parameters, and volumes
+    "hex-resnet26": (resnet, {"group": p6m, "widths": (5, 10, 20), "blocks": 4, "hexagonal": True}),
+    "voxel-resnet": (pooled_resnet, {"group": O, "widths": (6, 12, 24), "blocks": 1}),
     # a larger one of our own for digits
-    "digit-resnet": (digit_resnet, {"group": p4m, "widths": (16, 32, 64)}),
+    "digit-resnet": (pooled_resnet, {"group": p4m, "widths": (16, 32, 64)}),
     # well-known ones, converted: as many parameters as the planar networks
     "resnet18": (converted, {**_BASIC, "layers": (2, 2, 2, 2)}),
     "resnet34": (converted, {**_BASIC, "layers": (3, 4, 6, 3)}),
@@ -57,6 +60,8 @@ EXAMPLES: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("z2cnn", "p4cnn", "p4cnn-rotpool", "digit-resnet"), (1, 28, 28)),
     **dict.fromkeys(("resnet44", "resnet26", "resnet18", "resnet34", "resnet50"), (3, 33, 33)),
     "allcnn-c": (3, 33, 33),
+    "hex-resnet26": (3, 32, 32),
+    "voxel-resnet": (1, 30, 30, 30),
     "densenet121": (3, 29, 29),
     "unet": (3, 32, 32),
     "convnext-tiny": (3, 32, 32),

@@ -14,15 +14,15 @@ HEXAGONAL_SIZE = 29  # 29 cells go through the same seven layers as 28 pixels, w
 
 
 class ToHexagonal(nn.Module):
-    """Images (N, K, H, W) resampled to a hexagonal lattice of `size` cells across."""
+    """Images (N, K, H, W) resampled to a hexagonal lattice of `size` cells across, `spacing` pixels apart."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, spacing: float | None = None) -> None:
         super().__init__()
-        self.size = size
+        self.size, self.spacing = size, spacing
 
     def forward(self, x: Tensor) -> Tensor:
         """The images on the lattice, (N, K, size, size)."""
-        return to_hexagonal(x, self.size)
+        return to_hexagonal(x, self.size, self.spacing)
 
 
 class MaxOverSpace(nn.Module):

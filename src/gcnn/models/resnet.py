@@ -1,4 +1,5 @@
-"""Residual networks for any plane group (paper, section 8.2)."""
+"""Residual networks: the paper's for CIFAR-10 (section 8.2), on square and hexagonal lattices, and invariant ones for digits
+and volumes."""
 
 from __future__ import annotations
 
@@ -9,7 +10,12 @@ from torch import Tensor, nn
 
 from gcnn.groups import Group
 from gcnn.models.allcnn import Downsample, check_downsample
+from gcnn.models.cnn import ToHexagonal
 from gcnn.nn import CosetPool, GAdaptiveAvgPool, GAvgPool, GBatchNorm, GConv, LiftConv
+from gcnn.nn.each import ChannelDropout
+
+HEXAGONAL_SIZE = 41  # cells over an image of 32 pixels; 41, 21, 11 are halved exactly
+HEXAGONAL_SPACING = (4 / 3) ** 0.25  # a cell has the area of a pixel; the outermost corners of the image are cut off
 
 
 class Block(nn.Module):
@@ -27,7 +33,7 @@ class Block(nn.Module):
             GConv(group, k_in, k_out, 3, stride, padding=1, bias=bias),
             GBatchNorm(group, k_out),
             nn.ReLU(),
-            nn.Dropout3d(dropout) if dropout else nn.Identity(),
+            ChannelDropout(dropout) if dropout else nn.Identity(),
             GConv(group, k_out, k_out, 3, padding=1, bias=bias),
         )
         same = k_in == k_out and stride == 1
@@ -35,7 +41,7 @@ class Block(nn.Module):
         self.shortcut = projection[0] if len(projection) == 1 else nn.Sequential(*projection)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The map (N, k_out, S, H, W) of `x`."""
+        """The map (N, k_out, S, *X) of `x`."""
         y: Tensor = self.shortcut(x) + self.branch(x)
         return y
 
@@ -48,18 +54,25 @@ def resnet(
     in_channels: int = 3,
     downsample: Downsample = "stride",
     invariant: bool = False,
+    hexagonal: bool = False,
 ) -> nn.Sequential:
     """Images (N, in_channels, 32, 32) to logits (N, num_classes): the paper's ResNets of 6 `blocks` + 2 layers for CIFAR-10.
 
     A 3x3 layer, then a stage of `blocks` blocks a width, the first of each further stage with stride 2, then the mean over
     space and a linear map of all K S planes. As in the paper, strides on even sizes and that head are not exactly equivariant;
     downsample="pool" averages over 2x2 cells instead of striding, and `invariant` takes the mean over the group before the
-    linear map, which then has S times fewer parameters.
+    linear map, which then has S times fewer parameters. `hexagonal` resamples the images to a hexagonal lattice first, whose
+    sizes can be halved by strides exactly.
     """
     check_downsample(downsample)
-    if not group.fills_box or group.dim != 2:
-        raise ValueError(f"resnet: expected a group of the square lattice, got {group.name}")
-    layers: list[nn.Module] = [LiftConv(group, in_channels, widths[0], 3, padding=1)]
+    if group.dim != 2:
+        raise ValueError(f"resnet: expected a plane group, got {group.name} of dimension {group.dim}")
+    if not (group.fills_box or hexagonal):
+        raise ValueError(f'resnet: {group.name} acts on a hexagonal lattice; use hexagonal=True, or build("hex-resnet26")')
+    if hexagonal and downsample == "pool":
+        raise ValueError('resnet: downsample="pool" is for even sizes; on a hexagonal lattice "stride" is exact')
+    layers: list[nn.Module] = [ToHexagonal(HEXAGONAL_SIZE, HEXAGONAL_SPACING)] if hexagonal else []
+    layers.append(LiftConv(group, in_channels, widths[0], 3, padding=1))
     width = widths[0]
     for i, k in enumerate(widths):
         for j in range(blocks):
@@ -77,7 +90,7 @@ def resnet(
     return net
 
 
-def digit_resnet(
+def pooled_resnet(
     group: Group,
     widths: Sequence[int],
     blocks: int = 2,
@@ -85,13 +98,16 @@ def digit_resnet(
     in_channels: int = 1,
     dropout: float = 0.0,
 ) -> nn.Sequential:
-    """Images (N, in_channels, 28, 28) to logits (N, num_classes), invariant to the point group, exactly.
+    """Images (N, in_channels, 28, 28) or volumes (N, in_channels, 30, 30, 30) to logits, invariant to the point group, exactly.
 
-    One stage a width, each of `blocks` residual blocks, with average pooling between them: 28, 14, 7 pixels.
+    One stage a width, each of `blocks` residual blocks, with average pooling between them: 28, 14, 7 pixels, or, since volumes
+    are large, 30 voxels with a margin to 32, then 16, 8, 4.
     """
     if not group.fills_box:
-        raise ValueError(f"digit-resnet: expected a group of the square lattice, got {group.name}")
-    layers: list[nn.Module] = [LiftConv(group, in_channels, widths[0], 3, padding=1, bias=False)]
+        raise ValueError(f"pooled_resnet: expected a group of the square or cubic lattice, got {group.name}")
+    flat = group.dim < 3
+    layers: list[nn.Module] = [LiftConv(group, in_channels, widths[0], 3, padding=1 if flat else 2, bias=False)]
+    layers += [] if flat else [GAvgPool(group, 2)]
     width = widths[0]
     for i, k in enumerate(widths):
         layers += [GAvgPool(group, 2)] if i else []

@@ -1,0 +1,129 @@
+"""Settings of a training run: one frozen dataclass with defaults that the command line, TOML files and recipes fill."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args, get_type_hints
+
+from gcnn.groups import GROUPS
+from gcnn.models import MODELS
+
+__all__ = ["Config"]
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of a run."""
+
+    model: str = "p4cnn"
+    """A name from `gcnn.models.MODELS`: p4cnn, z2cnn, digit-resnet; for CIFAR-10 allcnn-c, resnet44, resnet26; for volumes
+    voxel-resnet; `gcnn models` lists them."""
+    group: str = ""
+    """Another group for the model, by its name: p4m, p6 ... Empty: the model's own."""
+    channels: int = 0
+    """Another number of channels for z2cnn and its relatives and allcnn-c. 0: the model's own."""
+    widths: tuple[int, ...] = ()
+    """Other widths for residual networks, one a stage. Empty: the model's own."""
+    downsample: Literal["", "stride", "pool"] = ""
+    """How allcnn-c and residual networks halve maps: stride as in the paper, or pool, exact on even sizes. Empty: as they do."""
+    invariant: bool = False
+    """For residual networks: take the mean over the group before the classes, so that turned images get the same answer."""
+    data: str = "digits"
+    """digits (comes with the package), mnist, rotated_mnist, cifar10, volumes."""
+    data_root: str = ""
+    """The folder with the files of the data set, or the .npz file of volumes; not needed for digits."""
+    validation: int = 0
+    """Hold out the last n training images and test on them: for choosing settings without the test set."""
+    epochs: int = 20
+    """Passes over the training set."""
+    batch_size: int = 128
+    """Images a step, over all processes together."""
+    optimizer: Literal["adam", "sgd"] = "adam"
+    """Adam, or stochastic gradient descent with momentum 0.9."""
+    lr: float = 1e-3
+    """Learning rate."""
+    schedule: Literal["constant", "cosine", "linear"] = "constant"
+    """Keep the learning rate, or let it fall to zero along a cosine or a line."""
+    warmup: float = 0.0
+    """Let the learning rate rise from zero over this many epochs first."""
+    drops: tuple[int, ...] = ()
+    """Divide the learning rate by ten after each of these epochs."""
+    weight_decay: float = 0.0
+    """Weight decay: decoupled with adam, added to the gradient with sgd."""
+    label_smoothing: float = 0.0
+    """Share of the target that is spread over all classes."""
+    dropout: float = -1.0
+    """Another dropout than the model's own. Negative: the model's own."""
+    rotate: float = 0.0
+    """Augmentation: turn every training image by a random angle of up to this many degrees."""
+    shift: int = 0
+    """Augmentation: move every training image by a random number of up to this many pixels each way, black outside."""
+    flip: bool = False
+    """Augmentation: mirror half of the training images, left to right."""
+    reestimate: Literal["eval", "train", "no"] = "eval"
+    """Estimate the statistics of batch norms anew over the training set before each test: with the rest of the network as in
+    the test, or as in training (with dropout), as the paper's authors did."""
+    test_every: int = 1
+    """Test after every n-th epoch, and after the last."""
+    test_turns: int = 1
+    """Test with the mean answer to each image turned by 0, 1, ... n - 1 n-ths of a quarter turn."""
+    seed: int = 0
+    """Everything random follows from it."""
+    device: str = "auto"
+    """auto (cuda, mps or cpu), or a device of torch."""
+    amp: bool = False
+    """Automatic mixed precision, bfloat16; the network is tested in it too."""
+    tf32: bool = True
+    """On cuda, let the convolutions of training round float32 inputs to TF32, as torch does. Tests in float32 never do."""
+    compile: bool = False
+    """torch.compile the network."""
+    graphs: bool = True
+    """On cuda, replay each step as one CUDA graph."""
+    sync_norm: bool = False
+    """With several processes, share the statistics of batch norms among them."""
+
+    def __post_init__(self) -> None:
+        for setting in dataclasses.fields(self):
+            value, kind = getattr(self, setting.name), type(setting.default)
+            fits = isinstance(value, int | float) if kind is float else isinstance(value, list | tuple if kind is tuple else kind)
+            if not fits or (isinstance(value, bool) and kind is not bool):
+                raise ValueError(f"{setting.name} must be of type {kind.__name__}, got {value!r}")
+        for name in ("widths", "drops"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        positive = {"epochs": self.epochs, "batch_size": self.batch_size, "lr": self.lr, "test_every": self.test_every}
+        positive["test_turns"] = self.test_turns
+        for name, value in positive.items():
+            if not value > 0:
+                raise ValueError(f"{name} must be positive, got {value}")
+        if self.model not in MODELS:
+            raise ValueError(f"model must be one of {', '.join(MODELS)}, got {self.model!r}")
+        if self.group and self.group not in GROUPS:
+            raise ValueError(f"group must be one of {', '.join(GROUPS)}, got {self.group!r}")
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(f"label_smoothing must be at least 0 and below 1, got {self.label_smoothing}")
+        if self.dropout >= 1:
+            raise ValueError(f"dropout must be below 1, got {self.dropout}")
+        for name in ("downsample", "optimizer", "schedule", "reestimate"):
+            value, allowed = getattr(self, name), get_args(get_type_hints(type(self))[name])
+            if value not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(a or 'empty' for a in allowed)}, got {value!r}")
+        if self.shift < 0:
+            raise ValueError(f"shift must be a number of pixels, at least 0, got {self.shift}")
+        if not 0 <= self.warmup < self.epochs:
+            raise ValueError(f"warmup must be at least 0 and below the {self.epochs} epochs, got {self.warmup}")
+
+    def rate(self, epochs: float) -> float:
+        """The learning rate after so many epochs, a fraction of one too.
+
+        >>> config = Config(lr=1.0, epochs=10, schedule="linear", warmup=2)
+        >>> [config.rate(e) for e in (0, 1, 2, 6, 10)]
+        [0.0, 0.5, 1.0, 0.5, 0.0]
+        """
+        lr = self.lr / 10 ** sum(epochs >= e for e in self.drops)
+        if epochs < self.warmup:
+            return lr * epochs / self.warmup
+        done = (epochs - self.warmup) / (self.epochs - self.warmup)
+        falls = {"constant": 1.0, "cosine": 0.5 * (1 + math.cos(math.pi * done)), "linear": 1 - done}
+        return lr * falls[self.schedule]
