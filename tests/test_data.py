@@ -278,3 +278,21 @@ def test_download(server: tuple[str, Path], tmp_path_factory: pytest.TempPathFac
         download("mnist", folder, url)
     with pytest.raises(ValueError, match="download: expected one of mnist, cifar10, got 'svhn'"):
         download("svhn", folder)
+
+
+def test_whitened_cifar_has_the_identity_as_covariance(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    mixed = torch.rand(500, 48) @ torch.randn(48, 48)
+    images = ((mixed - mixed.min()) / (mixed.max() - mixed.min()) * 255).to(torch.uint8).view(500, 3, 4, 4)
+    split = Split(images, torch.arange(500) % 10)
+    monkeypatch.setattr(data, "cifar10", lambda root: Dataset("cifar10", split, split[:7], data.CIFAR_CLASSES))
+    found = data.whitened_cifar10("anywhere")
+    rows = found.train.images.flatten(1).double()
+    values = torch.linalg.eigvalsh(rows.T @ rows / 500)
+    contrast = images.flatten(1).double()
+    contrast = contrast - contrast.mean(1, keepdim=True)
+    contrast = contrast / contrast.square().mean(1, keepdim=True).sqrt()
+    before = torch.linalg.eigvalsh((contrast - contrast.mean(0)).T @ (contrast - contrast.mean(0)) / 500)
+    torch.testing.assert_close(values, before / (before + 0.1), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(found.test.images, found.train.images[:7])
+    assert found.name == "cifar10, whitened"

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from common import plane_groups
-from gcnn import Group, Oh, p1, p4, p4m, p6
+from gcnn import Group, Oh, p1, p4, p4m, p6, p6m
 from gcnn.models import MODELS, build
 from gcnn.nn import GConv, GMaxPool
+from gcnn.recipes import RECIPES
 from gcnn.testing import equivariance_error, explain
 
 
@@ -71,6 +72,19 @@ def test_digit_resnet_is_exact() -> None:
     assert explain(net, torch.rand(1, 1, 28, 28), p4m).exact
 
 
+def test_networks_for_hexagons_and_volumes_are_exact_and_of_one_size() -> None:
+    for recipes in ("hexagons", "volumes"):
+        found = {name: config for name, config in RECIPES.items() if name.startswith(recipes)}
+        counts = [count(build(c.model, group=c.group, widths=c.widths)) for c in found.values()]
+        assert max(counts) < 1.05 * min(counts)
+    assert count(build("hex-resnet26")) == 338_200  # about 0.34 million
+    hexagons = build("hex-resnet26", widths=(2, 2, 2), blocks=1, invariant=True)
+    inner = nn.Sequential(*list(hexagons.children())[1:]).double().eval()
+    assert equivariance_error(inner, p6m, torch.rand(2, 3, 41, 41, dtype=torch.float64)) < 1e-12
+    volumes = build("voxel-resnet", group=Oh, widths=(1, 2)).double().eval()
+    assert equivariance_error(volumes, Oh, torch.rand(1, 1, 6, 6, 6, dtype=torch.float64)) < 1e-12
+
+
 def test_wrong_names_and_arguments_say_why() -> None:
     with pytest.raises(ValueError, match=f"model must be one of {', '.join(MODELS)}, got 'p5cnn'"):
         build("p5cnn")
@@ -78,8 +92,12 @@ def test_wrong_names_and_arguments_say_why() -> None:
         build("p4cnn", width=3)
     with pytest.raises(ValueError, match="expected a plane group, got Oh of dimension 3"):
         build("p4cnn", group=Oh)
-    with pytest.raises(ValueError, match="expected a group of the square lattice, got p6"):
+    with pytest.raises(ValueError, match="expected a group of the square or cubic lattice, got p6"):
         build("digit-resnet", group=p6)
+    with pytest.raises(ValueError, match="p6 acts on a hexagonal lattice; use hexagonal=True"):
+        build("resnet26", group=p6)
+    with pytest.raises(ValueError, match='downsample="pool" is for even sizes'):
+        build("hex-resnet26", downsample="pool")
 
 
 def test_all_cnn_has_the_papers_counts() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import itertools
 import json
 import math
 import re
@@ -20,11 +21,12 @@ from torch import Tensor
 
 from gcnn import cli, p4
 from gcnn import train as module
-from gcnn.data import Dataset, digits
+from gcnn.data import Dataset, Split, digits
 from gcnn.recipes import RECIPES
 from gcnn.report import report
+from gcnn.steps import Inputs, batches, moved, turned
 from gcnn.testing import equivariance_error
-from gcnn.train import Config, DivergedError, Inputs, batches, error_by_angle, evaluate, load_run, train, turned
+from gcnn.train import Config, DivergedError, error_by_angle, evaluate, load_run, train
 
 TINY = Config(epochs=3, batch_size=64, channels=3, lr=3e-3)
 
@@ -59,8 +61,16 @@ def test_training_learns_and_writes_a_run(small: Dataset, tmp_path: Path) -> Non
     assert equivariance_error(again.model, p4, small.test.images[:4].float()) < 1e-4
 
 
-def test_resuming_continues_bit_for_bit(small: Dataset, tmp_path: Path) -> None:
-    config = dataclasses.replace(TINY, model="z2cnn", schedule="cosine", rotate=20.0, shift=1, flip=True, label_smoothing=0.1)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"schedule": "cosine", "rotate": 20.0, "shift": 1, "flip": True, "label_smoothing": 0.1},
+        {"optimizer": "sgd", "schedule": "linear", "warmup": 0.5, "drops": (1, 2), "weight_decay": 1e-3, "lr": 0.01},
+    ],
+    ids=["adam", "sgd"],
+)
+def test_resuming_continues_bit_for_bit(settings: dict[str, Any], small: Dataset, tmp_path: Path) -> None:
+    config = dataclasses.replace(TINY, model="z2cnn", **settings)
     unbroken = train(config, progress=False, data=small)
 
     class Stop(Exception):  # noqa: N818
@@ -100,7 +110,7 @@ def test_runs_are_not_overwritten_or_mixed(small: Dataset, tmp_path: Path) -> No
 KILLED = """
 import os, signal, sys
 from gcnn import train as module
-from gcnn.data import Dataset, digits
+from gcnn.data import Dataset, Split, digits
 import torch
 torch.set_num_threads(1)
 whole = digits()
@@ -156,7 +166,7 @@ def test_damaged_and_foreign_checkpoints_say_so(small: Dataset, tmp_path: Path) 
 
 def test_a_loss_that_is_no_number_stops_with_its_place(small: Dataset, tmp_path: Path) -> None:
     train(dataclasses.replace(TINY, epochs=1), tmp_path, progress=False, data=small)
-    original = module.Inputs.__call__
+    original = Inputs.__call__
     calls = []
 
     def poisoned(self: Inputs, index: Tensor) -> tuple[Tensor, Tensor]:
@@ -165,7 +175,7 @@ def test_a_loss_that_is_no_number_stops_with_its_place(small: Dataset, tmp_path:
         return (x * float("nan"), y) if len(calls) == 2 else (x, y)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module.Inputs, "__call__", poisoned)
+        patch.setattr(Inputs, "__call__", poisoned)
         with pytest.raises(
             DivergedError,
             match=r"the loss became nan in epoch 2, step 2 of 4; the last good checkpoint is .*last.safetensors \(epoch 1\); try",
@@ -191,7 +201,7 @@ def test_every_image_comes_once_an_epoch() -> None:
 
 DISTRIBUTED = """
 import json, sys, torch
-from gcnn.data import Dataset, digits
+from gcnn.data import Dataset, Split, digits
 from gcnn.train import Config, train
 torch.set_num_threads(1)
 whole = digits()
@@ -259,6 +269,64 @@ def test_norms_reestimated_in_training_mode_see_the_dropout(small: Dataset) -> N
     assert variances[1] > 1.05 * variances[0]  # a dropout of 0.3 before it
 
 
+def test_moving_and_flipping_are_those_of_torch() -> None:
+    torch.manual_seed(0)
+    images = torch.randint(1, 256, (400, 2, 6, 5), dtype=torch.uint8)
+    seen = set()
+    for before, after in zip(images, moved(images, 1, flip=True), strict=True):
+        wide = torch.nn.functional.pad(before, (1, 1, 1, 1))
+        for down, right, mirrored in itertools.product(range(3), range(3), (False, True)):
+            cut = wide[:, down : down + 6, right : right + 5]
+            if torch.equal(after, (torch.flip(wide, (2,))[:, down : down + 6, right : right + 5]) if mirrored else cut):
+                seen.add((down, right, mirrored))
+                break
+        else:
+            pytest.fail("neither a shift nor a mirrored shift")
+    assert len(seen) == 18  # each of nine shifts, mirrored and not
+    assert torch.equal(moved(images, 0, flip=False), images)
+
+
+def test_the_learning_rate_warms_up_and_drops() -> None:
+    config = Config(lr=2.0, epochs=300, warmup=10, drops=(50, 100, 150))
+    assert [config.rate(e) for e in (0, 5, 10, 49.9, 50, 100, 299)] == pytest.approx([0, 1, 2, 2, 0.2, 0.02, 0.002])
+    assert Config(lr=1.0, epochs=4, schedule="cosine").rate(2) == pytest.approx(0.5)
+
+
+def test_sgd_takes_torchs_steps(small: Dataset) -> None:
+    config = dataclasses.replace(TINY, epochs=1, batch_size=100, optimizer="sgd", lr=0.05, weight_decay=0.01, reestimate="no")
+    found = train(config, progress=False, data=small)
+    expected = module.make_model(config)
+    optimizer = torch.optim.SGD(expected.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
+    x = small.train.images.float()
+    x = (x - found.mean) / found.std
+    for index, _ in batches(len(small.train), 100, config.seed * 1_000_003 + 1):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(expected(x[index]), small.train.labels[index]).backward()
+        optimizer.step()
+    for a, b in zip(found.model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_volumes_are_trained_and_not_shifted(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    labels = torch.arange(8) % 2
+    images = (torch.rand(8, 1, 6, 6, 6) < 0.2 + 0.6 * labels.view(-1, 1, 1, 1, 1)).to(torch.uint8)
+    data = Dataset("cubes", Split(images, labels), Split(images, labels), ("thin", "dense"))
+    config = Config(model="voxel-resnet", group="O", widths=(2, 2), epochs=3, batch_size=4, lr=0.01, reestimate="no")
+    run = train(config, tmp_path, progress=False, data=data)
+    assert run.history[-1]["train_loss"] < run.history[0]["train_loss"]
+    turned_images = torch.rot90(images, 1, (2, 4))
+    torch.testing.assert_close(run.predict(turned_images), run.predict(images), rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match=r"rotate, shift and flip are for images, not for inputs of shape \(1, 6, 6, 6\)"):
+        train(dataclasses.replace(config, flip=True), progress=False, data=data)
+
+
+def test_runs_on_whitened_images_take_no_plain_ones(small: Dataset) -> None:
+    run = train(dataclasses.replace(TINY, epochs=1), progress=False, data=dataclasses.replace(small, name="cifar10, whitened"))
+    with pytest.raises(ValueError, match="whitening a new image takes the whole data set; train with --data cifar10"):
+        run.predict(small.test.images[:1])
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -271,7 +339,7 @@ def test_norms_reestimated_in_training_mode_see_the_dropout(small: Dataset) -> N
         ({"epochs": "3"}, "epochs must be of type int, got '3'"),
         ({"amp": "false"}, "amp must be of type bool, got 'false'"),
         ({"epochs": 2.5}, "epochs must be of type int, got 2.5"),
-        ({"reestimate": "maybe"}, "reestimate must be eval, train or no, got 'maybe'"),
+        ({"reestimate": "maybe"}, "reestimate must be one of eval, train, no, got 'maybe'"),
         ({"dropout": 1.0}, "dropout must be below 1, got 1.0"),
         ({"widths": 3}, "widths must be of type tuple, got 3"),
     ],

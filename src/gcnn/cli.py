@@ -291,6 +291,7 @@ def _export(told: argparse.Namespace) -> None:
     if Path(told.onnx).exists() and not told.force:
         raise FileExistsError(f"{told.onnx} is there already; choose another name, or --force")
     run = load_run(told.folder)
+    run.check_takes_bytes()
     example = torch.randint(0, 256, (2, *run.shape)).float()
     error = to_onnx(Normalised(run.model, run.mean, run.std), told.onnx, example, overwrite=told.force)
     print(

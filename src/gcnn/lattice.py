@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gcnn.groups import Group, p6m
+from gcnn.layout import plain, traced
 
 ROW = math.sqrt(3) / 2  # the height of one row of a hexagonal lattice, in steps
 
@@ -59,7 +60,31 @@ def mask_outside(group: Group, x: Tensor, value: float = 0.0) -> Tensor:
     """`x` with the cells outside the domain of the group set to `value`; `x` itself where the domain is the whole box."""
     if group.fills_box:
         return x
-    return torch.where(domain_mask(group, x.shape[-group.dim :], x.device), x, value)  # masked_fill would lose the memory format
+    size = x.shape[-group.dim :]
+    kept = kept_domain(group, x)
+    mask = domain_mask(group, size, x.device) if kept is None else kept[0]
+    return torch.where(mask, x, value)  # masked_fill would lose the memory format
+
+
+_domains: dict[tuple[Group, tuple[int, ...], torch.device], tuple[Tensor, Tensor]] = {}
+
+
+def kept_domain(group: Group, x: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The domain's mask and the numbers of its cells, made once for each size and device; None for what traces functions.
+
+    Making them takes a dozen small kernels, more time than to use them. In a CUDA graph they would exist only as long as it.
+    """
+    if traced() or not plain(x):
+        return None
+    size = tuple(x.shape[-group.dim :])
+    key = (group, size, x.device)
+    if key not in _domains:
+        if x.is_cuda and torch.cuda.is_current_stream_capturing():
+            return None
+        with torch.inference_mode(False):  # a later backward pass may need them
+            mask = domain_mask(group, size, x.device)
+            _domains[key] = mask, mask.flatten().nonzero()[:, 0]
+    return _domains[key]
 
 
 def to_hexagonal(image: Tensor, size: int | None = None, spacing: float | None = None) -> Tensor:

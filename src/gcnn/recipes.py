@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from gcnn.train import Config
 
@@ -13,7 +14,7 @@ _PAPER = Config(data="rotated_mnist", batch_size=128, lr=1e-3, rotate=3.14, rees
 _OURS = Config(data="rotated_mnist", schedule="cosine", test_every=100)
 
 # table 2 of the paper: group -> (planar name, channels or widths)
-_NETWORKS = {
+_NETWORKS: dict[str, dict[str, dict[str, Any]]] = {
     "allcnn-c": {"p1": {"channels": 96}, "p4": {"channels": 48}, "p4m": {"channels": 32}},
     "resnet44": {"p1": {"widths": (32, 64, 128)}, "p4": {"widths": (16, 32, 64)}, "p4m": {"widths": (11, 23, 45)}},
     "resnet26": {"p1": {"widths": (71, 142, 284)}, "p4m": {"widths": (25, 50, 100)}},

@@ -25,6 +25,7 @@ class Inputs:
             raise ValueError(f"rotate, shift and flip are for images, not for inputs of shape {tuple(self.images.shape[1:])}")
 
     def __call__(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of the images with these numbers."""
         x = self.images[index]
         if self.shift or self.flip:
             x = moved(x, self.shift, self.flip)

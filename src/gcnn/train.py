@@ -196,9 +196,18 @@ class Run:
 
     def predict(self, images: Tensor) -> Tensor:
         """Probabilities (N, classes) of images as bytes (N, channels, rows, columns), answered as in the test."""
+        self.check_takes_bytes()
         device = next(self.model.parameters()).device
         unknown = Split(images, torch.zeros(len(images), dtype=torch.int64))
         return answers_of(self.model, self.inputs(unknown, device), self.config.test_turns).softmax(1)
+
+    def check_takes_bytes(self) -> None:
+        """Raises a ValueError for a network that saw no plain images."""
+        if "whitened" in self.data:
+            raise ValueError(
+                f"the run was trained on {self.data}, and whitening a new image takes the whole data set; "
+                "train with --data cifar10 for a network that takes images as they are"
+            )
 
 
 class Normalised(nn.Module):

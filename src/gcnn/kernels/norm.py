@@ -146,6 +146,38 @@ class _CudaTiedNorm(torch.autograd.Function):
         return dx, None, slope if weight is not None else None, total if has_bias else None, None, None, None, None
 
 
+class Inside(torch.autograd.Function):
+    """The chosen cells of an axis, each one once; unlike torch's, the gradient is a copy and not a sum."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cells: Tensor, dim: int) -> Tensor:
+        """The cells alone."""
+        ctx.rest = cells, dim, x.shape[dim]
+        return x.index_select(dim, cells)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """The other way."""
+        return Whole.apply(grads[0], *ctx.rest), None, None
+
+
+class Whole(torch.autograd.Function):
+    """The way back: the cells at their places among `size`, zeros elsewhere."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cells: Tensor, dim: int, size: int) -> Tensor:
+        """The cells among zeros."""
+        ctx.rest = cells, dim
+        shape = list(x.shape)
+        shape[dim] = size
+        return x.new_zeros(shape).index_copy_(dim, cells, x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """The other way."""
+        return Inside.apply(grads[0], *ctx.rest), None, None, None
+
+
 def _matrix(planes: Tensor, last: bool) -> Tensor:
     """Planes whose channels lie last in memory, as (points, S K); others as (N, S K, points)."""
     return planes.movedim(1, -1).reshape(-1, planes.shape[1]) if last else planes.flatten(2)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from gcnn.checks import shape_text
 from gcnn.groups import Group
-from gcnn.kernels.norm import follow, has_fast_norm, tied_batch_norm
-from gcnn.lattice import domain_mask, mask_outside
+from gcnn.kernels.norm import Inside, Whole, follow, has_fast_norm, tied_batch_norm
+from gcnn.lattice import domain_mask, kept_domain, mask_outside
 from gcnn.layout import from_planes, spread, to_planes, traced
 from gcnn.nn.module import Device, GModule, check_group
 
@@ -55,6 +55,9 @@ class GBatchNorm(nn.modules.batchnorm._BatchNorm):
         by_batch = self.training or not self.track_running_stats
         sync = self.sync and self.training  # every process must take part, one without images too
         if by_batch and (sync or (hexagonal and x.numel())):
+            domain = kept_domain(self.group, x) if hexagonal and not sync and x.ndim == self.group.dim + 3 else None
+            if domain is not None and has_fast_norm(x.device):
+                return self._normalise_inside(x, domain[1])
             return self._normalise(x, hexagonal)
         if x.ndim == self.group.dim + 3 and x.numel():
             return self._normalise_planes(x, hexagonal, by_batch)
@@ -77,6 +80,18 @@ class GBatchNorm(nn.modules.batchnorm._BatchNorm):
         numbers = [spread(n, elements) for n in (self.running_mean, self.running_var, self.weight, self.bias)]
         y = from_planes(F.batch_norm(planes, numbers[0], numbers[1], numbers[2], numbers[3], eps=self.eps), elements)
         return mask_outside(self.group, y) if hexagonal else y
+
+    def _normalise_inside(self, x: Tensor, cells: Tensor) -> Tensor:
+        """A map on a hexagonal lattice by the statistics of the cells inside its domain: those alone, laid side by side."""
+        planes, elements = to_planes(x, self.group.dim), x.shape[2]  # (N, S K, *X)
+        last = planes.movedim(1, -1).is_contiguous()  # as (N, cells, S K), else (N, S K, cells)
+        rows = planes.movedim(1, -1).flatten(1, -2) if last else planes.flatten(2)
+        inside: Tensor = Inside.apply(rows, cells, 1 if last else 2)
+        running, rate = self._running()
+        y = tied_batch_norm(inside.mT if last else inside, elements, self.weight, self.bias, self.eps, running, rate)
+        rows = Whole.apply(y.mT if last else y, cells, 1 if last else 2, math.prod(x.shape[-self.group.dim :]))
+        y = rows.unflatten(1, planes.shape[2:]).movedim(-1, 1) if last else rows.view_as(planes)
+        return from_planes(y, elements)
 
     def _running(self) -> tuple[tuple[Tensor, Tensor] | None, float | Tensor]:
         """The running statistics that follow this batch, if any do, and the rate at which."""
