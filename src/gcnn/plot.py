@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["action", "example", "feature_map", "figure"]
 
 RED, BLUE, INK = "#c8102e", "#1f5fbf", "#333333"
+SLOPE = ((1.0, 2.0, 1.0), (-0.5, 0.0, 1.5), (-2.0, -2.0, -1.0))  # a filter that no turn or mirror leaves as it is
 
 
 def example(group: Group, size: int = 25) -> Tensor:
@@ -42,8 +43,7 @@ def example(group: Group, size: int = 25) -> Tensor:
         image = torch.nn.functional.interpolate(letter, (size + 2, size + 2), mode="area")
     else:
         image = to_hexagonal(letter, size + 2)
-    slope = torch.tensor([[[[1.0, 2.0, 1.0], [-0.5, 0.0, 1.5], [-2.0, -2.0, -1.0]]]])
-    return gcorr(group, image, slope)[0, 0]
+    return gcorr(group, image, torch.tensor([[SLOPE]]))[0, 0]
 
 
 def feature_map(group: Group, x: Tensor, ax: Axes | None = None, title: str = "", cmap: str = "gray") -> Figure:
@@ -67,7 +67,7 @@ def action(group: Group, x: Tensor, h: int, cmap: str = "gray") -> Figure:
     scale = float(planes.abs().max()) or 1.0
     _draw(left, group, planes, "$f$", cmap, scale)
     moved = act(group, group.check_element(h), planes[None, None])[0, 0]
-    _draw(right, group, moved, f"$L_{{{_names(group)[h]}}}\\,f$", cmap, scale)
+    _draw(right, group, moved, f"$L_{{{names(group)[h]}}}\\,f$", cmap, scale)
     return drawn
 
 
@@ -96,33 +96,34 @@ def figure(panels: int, height: float = 6, width: float | None = None) -> tuple[
     return drawn, [drawn.add_subplot(1, panels, i + 1) for i in range(panels)]
 
 
-def _rotation(group: Group) -> int:
+def rotation(group: Group) -> int:
     """The rotation by the smallest angle: the one of highest order, 0 if there is none."""
     proper = [s for s in range(group.order) if round(float(np.linalg.det(group.arrays[s]))) == 1]
     return max(proper, key=lambda s: (len(group.subgroup(s)), -s))
 
 
-def _mirror(group: Group) -> int | None:
+def mirror(group: Group) -> int | None:
+    """The first mirrored element, None if there is none."""
     return next((s for s in range(group.order) if round(float(np.linalg.det(group.arrays[s]))) == -1), None)
 
 
-def _names(group: Group) -> list[str]:
+def names(group: Group) -> list[str]:
     """r^k and m r^k in TeX."""
-    names = [""] * group.order
-    s, m = 0, _mirror(group)
+    words = [""] * group.order
+    s, m = 0, mirror(group)
     for k in range(group.order):
         power = ("e", "r")[k] if k < 2 else f"r^{k}"
-        if not names[s]:
-            names[s] = power
+        if not words[s]:
+            words[s] = power
             if m is not None:
-                names[group.product[m, s]] = "m" + ("" if k == 0 else power)
-        s = int(group.product[_rotation(group), s])
-    return names
+                words[group.product[m, s]] = "m" + ("" if k == 0 else power)
+        s = int(group.product[rotation(group), s])
+    return words
 
 
-def _layout(group: Group) -> dict[int, tuple[float, float]]:
+def layout(group: Group) -> dict[int, tuple[float, float]]:
     """The place of every patch, one unit wide: e on top, rotations anticlockwise, mirrored elements on a ring inside."""
-    r, m = _rotation(group), _mirror(group)
+    r, m = rotation(group), mirror(group)
     count = len(group.subgroup(r))
     if count == 2 and m is not None:  # two rings of two would lie on one line: a square is clearer
         return {0: (-0.8, 0.8), r: (0.8, 0.8), m: (-0.8, -0.8), int(group.product[m, r]): (0.8, -0.8)}
@@ -139,12 +140,12 @@ def _layout(group: Group) -> dict[int, tuple[float, float]]:
 
 
 def _draw(ax: Axes, group: Group, planes: Tensor, title: str, cmap: str, scale: float) -> None:
-    places, names = _layout(group), _names(group)
-    r, m = _rotation(group), _mirror(group)
+    places, words = layout(group), names(group)
+    r, m = rotation(group), mirror(group)
     for s, (x, y) in places.items():
         _patch(ax, group, planes[s].numpy(), x, y, cmap, scale)
         corner = (x - 0.46, y - 0.46) if group.fills_box else (x, y - 0.44)
-        ax.text(*corner, f"${names[s]}$", ha="left" if group.fills_box else "center", color="white", fontsize=9, zorder=4)
+        ax.text(*corner, f"${words[s]}$", ha="left" if group.fills_box else "center", color="white", fontsize=9, zorder=4)
         if r:
             t = int(group.product[r, s])
             if group.product[r, r] or s < t:  # half a turn is its own inverse: one line for both ways
