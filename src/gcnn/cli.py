@@ -31,7 +31,13 @@ PROBLEMS = (ValueError, TypeError, OSError, ImportError, RuntimeError)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs one command; the exit status is 0, 1 for a problem that its message explains, 130 for Ctrl-C."""
+    """Runs one command; the exit status is 0, 1 for a problem that its message explains, 130 for Ctrl-C.
+
+    >>> main(["groups"])  # doctest: +ELLIPSIS
+    line   dimension 1, line      lattice,  1 elements,  1 subgroups
+    ...
+    0
+    """
     parser = argparse.ArgumentParser(prog="gcnn", description="Group equivariant networks: train, test, look.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     told = commands.add_parser("train", help="train a network; `gcnn train --help` lists every setting", add_help=False)

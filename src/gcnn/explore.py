@@ -29,7 +29,7 @@ from gcnn.models.weights import load_into, read
 from gcnn.nn import LiftConv
 from gcnn.train import Config, Inputs, Run, answers_of, group_of, load_run, make_model, turned
 
-__all__ = ["Explorer", "serve"]
+__all__ = ["Explorer"]
 
 ANGLES = 72  # steps of five degrees, so that quarter, sixth and third turns are among them
 TRIED = 300  # test digits, looked through for those that a quarter turn makes a network read otherwise
