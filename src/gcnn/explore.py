@@ -27,7 +27,8 @@ from gcnn.lattice import ROW, to_hexagonal
 from gcnn.models import PRETRAINED
 from gcnn.models.weights import load_into, read
 from gcnn.nn import LiftConv
-from gcnn.train import Config, Inputs, Run, answers_of, group_of, load_run, make_model, turned
+from gcnn.steps import turned
+from gcnn.train import Config, Run, answers_of, group_of, load_run, make_model
 
 __all__ = ["Explorer"]
 
@@ -137,7 +138,7 @@ class Explorer:
 
     def _logits(self, run: Run, images: Tensor) -> Tensor:
         unknown = Split(images, torch.zeros(len(images), dtype=torch.int64))
-        return answers_of(run.model, Inputs(unknown, run.mean, run.std, torch.device("cpu")), run.config.test_turns)
+        return answers_of(run.model, run.inputs(unknown, torch.device("cpu")), run.config.test_turns)
 
     def _map(self, asked: dict[str, Any], image: Tensor, moved: Tensor, angle: float, mirror: bool) -> dict[str, Any]:
         """One channel on the group: by the first layer of a network of that group, or else by a filter made by hand."""
