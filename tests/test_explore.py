@@ -342,6 +342,32 @@ def test_the_page_works_from_the_keyboard(page: Page, address: str) -> None:
     assert {"pad", "left", "right", "flip", "angle", "clear", "file", "group", "r"} <= reached
 
 
+def test_images_are_loaded_whatever_their_size_and_ground(page: Page, address: str, tmp_path: Path, pixels: list[int]) -> None:
+    from PIL import Image
+
+    small = Image.new("L", (28, 28))
+    small.putdata(pixels)
+    large = Image.new("L", (500, 300), 250)  # a dark digit in a corner of a light sheet
+    large.paste(Image.eval(small.resize((140, 140)), lambda v: 250 - v), (20, 30))
+    large.save(tmp_path / "photo.png")
+    (tmp_path / "text.png").write_text("no image")
+    page.do("Page.navigate", url="about:blank")
+    page.do("Page.navigate", url=f"{address}#group=p4")
+    page.answers("0,false,p4")
+    page.do("DOM.enable")
+
+    def choose(name: str) -> None:
+        root = page.do("DOM.getDocument")["root"]["nodeId"]
+        node = page.do("DOM.querySelector", nodeId=root, selector="#file")["nodeId"]
+        page.do("DOM.setFileInputFiles", nodeId=node, files=[str(tmp_path / name)])
+
+    choose("photo.png")
+    page.wait_for("state.example === '' && !busy && $('seen').getAttribute('aria-label')")
+    assert page.answers("0,false,p4")[0] == str(int(digits().test.labels[0]))
+    choose("text.png")
+    assert page.wait_for("$('problem').textContent") == "text.png is no image that this browser can read."
+
+
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")])
 def test_the_page_fits_its_window(page: Page, address: str, width: int, scheme: str) -> None:
     page.do("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 500)
