@@ -35,7 +35,7 @@ def test_pictures_of_every_plane_group(group: Group, tmp_path: Path) -> None:
     h = group.order - 1
     figure = plot.action(group, f, h)
     left, right = figure.get_axes()
-    order = list(plot._layout(group))
+    order = list(plot.layout(group))
     assert sorted(order) == list(range(group.order))
     moved = act(group, h, f[None, None])[0, 0]
     for ax, values in ((left, f), (right, moved)):
@@ -43,7 +43,7 @@ def test_pictures_of_every_plane_group(group: Group, tmp_path: Path) -> None:
             expected = values[s].numpy() if group.fills_box else values[s].numpy()[domain_mask(group, f.shape[1:]).numpy()]
             assert np.array_equal(patch, expected)
     mirrors = sum(round(float(np.linalg.det(m))) == -1 for m in group.arrays)
-    turns = len(group.subgroup(plot._rotation(group)))
+    turns = len(group.subgroup(plot.rotation(group)))
     assert turns == group.order // (2 if mirrors else 1)
     assert len(arrows(left, BLUE)) == mirrors
     assert len(arrows(left, RED)) == (0 if turns == 1 else group.order // 2 if turns == 2 else group.order)
@@ -53,7 +53,7 @@ def test_pictures_of_every_plane_group(group: Group, tmp_path: Path) -> None:
 
 def test_no_two_patches_overlap() -> None:
     for group in (p4, p4m, p6m):
-        places = np.array(list(plot._layout(group).values()))
+        places = np.array(list(plot.layout(group).values()))
         gaps = np.abs(places[:, None] - places[None]).max(-1)
         assert gaps[~np.eye(len(gaps), dtype=bool)].min() > 1.2
 
@@ -61,7 +61,7 @@ def test_no_two_patches_overlap() -> None:
 def test_figure_1_turns_as_a_whole() -> None:
     """On p4 the picture of L_r f is the picture of f turned by a quarter: patches follow their arrows and turn."""
     f = plot.example(p4)
-    places = plot._layout(p4)
+    places = plot.layout(p4)
     moved = act(p4, 1, f[None, None])[0, 0]
     for s in range(4):
         t = int(p4.product[1, s])
@@ -71,8 +71,8 @@ def test_figure_1_turns_as_a_whole() -> None:
 
 
 def test_names_are_words_in_r_and_m() -> None:
-    assert plot._names(p4) == ["e", "r", "r^2", "r^3"]
-    assert plot._names(p4m) == ["e", "r", "r^2", "r^3", "m", "mr", "mr^2", "mr^3"]
+    assert plot.names(p4) == ["e", "r", "r^2", "r^3"]
+    assert plot.names(p4m) == ["e", "r", "r^2", "r^3", "m", "mr", "mr^2", "mr^3"]
 
 
 def test_draws_into_the_axes_of_the_user() -> None:

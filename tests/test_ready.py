@@ -82,15 +82,16 @@ def test_norms_are_folded_where_they_can_be() -> None:
 # --- weights -------------------------------------------------------------------------------------------------------------------
 
 
-def test_the_p4cnn_that_comes_with_the_package_reads_digits() -> None:
-    net, data = build("p4cnn", pretrained=True), digits()
+@pytest.mark.parametrize(("name", "error"), [("p4cnn", 0.025), ("z2cnn", 0.06)])
+def test_the_weights_that_come_with_the_package_read_digits(name: str, error: float) -> None:
+    net, data = build(name, pretrained=True), digits()
     x = (data.test.images[:2000].float() - 33.29) / 73.90
     with torch.no_grad():
         answers = net(x).argmax(1)
-    assert float((answers != data.test.labels[:2000]).float().mean()) < 0.025
-    assert (Path(__file__).parent.parent / "src/gcnn/models/p4cnn.safetensors").stat().st_size < 110_000
-    with pytest.raises(ValueError, match="weights come with p4cnn"):
-        build("z2cnn", pretrained=True)
+    assert float((answers != data.test.labels[:2000]).float().mean()) < error
+    assert (Path(__file__).parent.parent / f"src/gcnn/models/{name}.safetensors").stat().st_size < 110_000
+    with pytest.raises(ValueError, match="weights come with p4cnn, z2cnn"):
+        build("p4cnn-rotpool", pretrained=True)
 
 
 def test_weights_come_back_with_their_network(tmp_path: Path) -> None:

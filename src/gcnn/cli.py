@@ -1,4 +1,4 @@
-"""The command line, thin calls of the library: gcnn train, eval, predict, report, check, export, demo, download, models ..."""
+"""The command line, thin calls of the library: gcnn train, eval, predict, report, check, export, demo, explore ..."""
 
 from __future__ import annotations
 
@@ -31,7 +31,13 @@ PROBLEMS = (ValueError, TypeError, OSError, ImportError, RuntimeError)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs one command; the exit status is 0, 1 for a problem that its message explains, 130 for Ctrl-C."""
+    """Runs one command; the exit status is 0, 1 for a problem that its message explains, 130 for Ctrl-C.
+
+    >>> main(["groups"])  # doctest: +ELLIPSIS
+    line   dimension 1, line      lattice,  1 elements,  1 subgroups
+    ...
+    0
+    """
     parser = argparse.ArgumentParser(prog="gcnn", description="Group equivariant networks: train, test, look.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     told = commands.add_parser("train", help="train a network; `gcnn train --help` lists every setting", add_help=False)
@@ -58,6 +64,12 @@ def main(arguments: list[str] | None = None) -> int:
     told = commands.add_parser("demo", help="P4CNN against Z2CNN on the digits that come with the package, in minutes")
     told.add_argument("--out", default="out/demo", help="where the runs and pictures go")
     told.set_defaults(run=_demo)
+    told = commands.add_parser("explore", help="draw a digit, turn it, watch networks and feature maps: a page in the browser")
+    told.add_argument("folders", nargs="*", help="folders of runs to compare; P4CNN and Z2CNN of the package if not given")
+    told.add_argument("--host", default="127.0.0.1", help="the address to listen on; 127.0.0.1 is this machine alone")
+    told.add_argument("--port", type=int, default=0, help="the port, a free one if not given")
+    told.add_argument("--no-browser", action="store_true", help="print the address only")
+    told.set_defaults(run=_explore)
     told = commands.add_parser("download", help="get the files of a data set, checked by their checksums")
     told.add_argument("name", choices=sorted([*SOURCES, "rotated_mnist"]), help="the data set; rotated_mnist is made from mnist")
     told.add_argument("--root", default="", help="the folder for them, data/NAME if not given")
@@ -277,6 +289,12 @@ def _demo(chosen: argparse.Namespace) -> None:
     from gcnn.demo import demo
 
     demo(Path(chosen.out))
+
+
+def _explore(chosen: argparse.Namespace) -> None:
+    from gcnn.explore import serve
+
+    serve(chosen.folders, chosen.host, chosen.port, browser=not chosen.no_browser)
 
 
 def _download(chosen: argparse.Namespace) -> None:

@@ -148,6 +148,11 @@ def gconv(group: Group, x: Tensor, psi: Tensor, bias: Tensor | None = None, **op
     """The G-convolution sum_h sum_k f_k(h) psi_k(h^-1 g) of G-maps: the G-correlation with the involution of psi.
 
     `options` are those of `gcorr`. Both maps live on the group itself; on other domains h^-1 g has no meaning.
+
+    >>> from gcnn import p4
+    >>> x, psi = torch.rand(1, 2, 4, 9, 9), torch.rand(3, 2, 4, 3, 3)
+    >>> torch.equal(gconv(p4, x, psi), gcorr(p4, x, involution(p4, psi)))
+    True
     """
     if x.ndim != group.dim + 3 or psi.ndim != group.dim + 3:
         raise ValueError(
@@ -221,6 +226,12 @@ def correlate(
     transforms, which takes fewer multiplications (`gcnn.kernels.fourier`); "auto" takes the faster one. Images and maps over
     cosets gain nothing by "fourier", which spreads them over the group first. What traces or transforms functions
     (torch.compile, torch.func), and torch.autocast, always see the planar one.
+
+    >>> from gcnn import p4m
+    >>> x, weight = torch.rand(1, 2, 8, 5, 5), torch.rand(3, 2, 8 * 9)
+    >>> one, other = (correlate(p4m, x, weight, None, (3, 3), algorithm=a) for a in ("planar", "fourier"))
+    >>> torch.allclose(one, other, atol=1e-4)
+    True
     """
     check_algorithm(algorithm)
     steps, spread_by = as_tuple(group, stride, "stride"), as_tuple(group, dilation, "dilation")
@@ -329,7 +340,13 @@ def planar_gcorr(
     dilation: Size = 1,
     groups: int = 1,
 ) -> Tensor:
-    """The second half of the algorithm: one planar correlation of `x` with an expanded bank (section 7.2)."""
+    """The second half of the algorithm: one planar correlation of `x` with an expanded bank (section 7.2).
+
+    >>> from gcnn import p4
+    >>> bank = transform_filter(p4, torch.rand(3, 2, 4 * 9), (3, 3))
+    >>> planar_gcorr(p4, torch.rand(1, 2, 4, 5, 5), bank).shape
+    torch.Size([1, 3, 4, 3, 3])
+    """
     planes = to_planes(mask_outside(group, x), group.dim, groups)  # (N, S_in K_in, *X)
     convolve: Any = (F.conv1d, F.conv2d, F.conv3d)[group.dim - 1]
     y = convolve(planes, bank, spread(bias, group.order, groups), stride, padding, dilation, groups)
@@ -346,7 +363,14 @@ def planar_gcorr_transpose(
     dilation: Size = 1,
     groups: int = 1,
 ) -> Tensor:
-    """The adjoint of `planar_gcorr` in `x`, from G-map to G-map, plus a bias: a transposed planar convolution."""
+    """The adjoint of `planar_gcorr` in `x`, from G-map to G-map, plus a bias: a transposed planar convolution.
+
+    >>> from gcnn import p4
+    >>> bank = transform_filter(p4, torch.rand(3, 2, 4 * 9), (3, 3))
+    >>> x, y = torch.rand(1, 2, 4, 5, 5), torch.rand(1, 3, 4, 3, 3)
+    >>> torch.allclose((planar_gcorr(p4, x, bank) * y).sum(), (x * planar_gcorr_transpose(p4, y, bank)).sum())
+    True
+    """
     planes = to_planes(mask_outside(group, x), group.dim, groups)  # (N, S K_in, *X)
     convolve: Any = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[group.dim - 1]
     y = convolve(planes, bank, spread(bias, group.order, groups), stride, padding, 0, groups, dilation)

@@ -15,12 +15,20 @@ import numpy.typing as npt
 
 from gcnn.groups import Group, IntArray
 
+__all__ = ["Irrep", "fourier_matrix", "irreps", "multiplications"]
+
 FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
 class Irrep:
-    """An irreducible representation by orthogonal matrices."""
+    """An irreducible representation by orthogonal matrices.
+
+    >>> from gcnn.groups import p4
+    >>> quarter_turn = irreps(p4)[-1].matrices[1]
+    >>> bool(np.allclose(quarter_turn @ quarter_turn, -np.eye(2)))
+    True
+    """
 
     matrices: FloatArray
     """(S, d, d): rho(s)."""
@@ -134,7 +142,12 @@ def _independent_rows(commuting: list[FloatArray]) -> FloatArray:
 
 
 def fourier_matrix(group: Group) -> FloatArray:
-    """(S, S): the orthogonal matrix that takes a function on the point group to its Fourier coefficients."""
+    """(S, S): the orthogonal matrix that takes a function on the point group to its Fourier coefficients.
+
+    >>> from gcnn.groups import p4m
+    >>> bool(np.allclose(fourier_matrix(p4m) @ fourier_matrix(p4m).T, np.eye(8)))
+    True
+    """
     return np.concatenate([rho.entries().reshape(-1, group.order) for rho in irreps(group)])
 
 

@@ -17,6 +17,8 @@ from torch import Tensor
 from gcnn.groups import Group, p6m
 from gcnn.layout import plain, traced
 
+__all__ = ["domain_mask", "hexagon", "mask_outside", "to_hexagonal", "to_square"]
+
 ROW = math.sqrt(3) / 2  # the height of one row of a hexagonal lattice, in steps
 
 
@@ -57,7 +59,14 @@ def check_domain(who: str, group: Group, size: Sequence[int]) -> None:
 
 
 def mask_outside(group: Group, x: Tensor, value: float = 0.0) -> Tensor:
-    """`x` with the cells outside the domain of the group set to `value`; `x` itself where the domain is the whole box."""
+    """`x` with the cells outside the domain of the group set to `value`; `x` itself where the domain is the whole box.
+
+    >>> from gcnn import p6
+    >>> mask_outside(p6, torch.ones(3, 3))
+    tensor([[0., 1., 1.],
+            [1., 1., 1.],
+            [1., 1., 0.]])
+    """
     if group.fills_box:
         return x
     size = x.shape[-group.dim :]
@@ -145,7 +154,11 @@ def to_square(x: Tensor, size: tuple[int, int], spacing: float | None = None) ->
 
 
 def hexagon(size: int, device: torch.device | str | None = None) -> Tensor:
-    """(size, size) bool: the cells of the largest hexagon in an array in axial coordinates; the domain of p6m."""
+    """(size, size) bool: the cells of the largest hexagon in an array in axial coordinates; the domain of p6m.
+
+    >>> int(hexagon(5).sum())
+    19
+    """
     return domain_mask(p6m, (size, size), device)
 
 

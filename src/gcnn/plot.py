@@ -7,7 +7,11 @@ places and are mirrored. Needs matplotlib (pip install "gcnn[plot]"); nothing he
 
 from __future__ import annotations
 
+import base64
 import math
+import re
+import struct
+import zlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,9 +26,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["action", "example", "feature_map", "figure"]
+__all__ = ["action", "animation", "example", "feature_map", "figure"]
 
 RED, BLUE, INK = "#c8102e", "#1f5fbf", "#333333"
+SLOPE = ((1.0, 2.0, 1.0), (-0.5, 0.0, 1.5), (-2.0, -2.0, -1.0))  # a filter that no turn or mirror leaves as it is
 
 
 def example(group: Group, size: int = 25) -> Tensor:
@@ -42,12 +47,16 @@ def example(group: Group, size: int = 25) -> Tensor:
         image = torch.nn.functional.interpolate(letter, (size + 2, size + 2), mode="area")
     else:
         image = to_hexagonal(letter, size + 2)
-    slope = torch.tensor([[[[1.0, 2.0, 1.0], [-0.5, 0.0, 1.5], [-2.0, -2.0, -1.0]]]])
-    return gcorr(group, image, slope)[0, 0]
+    return gcorr(group, image, torch.tensor([[SLOPE]]))[0, 0]
 
 
 def feature_map(group: Group, x: Tensor, ax: Axes | None = None, title: str = "", cmap: str = "gray") -> Figure:
-    """The function `x`, (S, H, W), on the Cayley diagram of the group, drawn into `ax` or a figure of its own."""
+    """The function `x`, (S, H, W), on the Cayley diagram of the group, drawn into `ax` or a figure of its own.
+
+    >>> from gcnn import p6m
+    >>> len(feature_map(p6m, example(p6m)).get_axes()[0].collections)
+    12
+    """
     planes = _planes(group, x)
     target: Any = figure(1)[1][0] if ax is None else ax
     _draw(target, group, planes, title, cmap, float(planes.abs().max()) or 1.0)
@@ -67,8 +76,93 @@ def action(group: Group, x: Tensor, h: int, cmap: str = "gray") -> Figure:
     scale = float(planes.abs().max()) or 1.0
     _draw(left, group, planes, "$f$", cmap, scale)
     moved = act(group, group.check_element(h), planes[None, None])[0, 0]
-    _draw(right, group, moved, f"$L_{{{_names(group)[h]}}}\\,f$", cmap, scale)
+    _draw(right, group, moved, f"$L_{{{names(group)[h]}}}\\,f$", cmap, scale)
     return drawn
+
+
+def animation(group: Group, image: Tensor, x: Tensor) -> str:
+    """An SVG in which `image`, (H, W), turns, and with it the function `x`, (S, H', W'): its patches turn and change places.
+
+    The picture runs by itself wherever a browser shows it, in light and dark, and needs no matplotlib. For groups with turns on
+    the square lattice.
+
+    >>> from gcnn import p4
+    >>> animation(p4, torch.ones(7, 7), torch.ones(4, 5, 5)).count("<image")
+    5
+    """
+    planes, r = _planes(group, x), rotation(group)
+    if not group.fills_box or not r:
+        raise ValueError(f"plot.animation: expected a group with turns on the square lattice, got {group.name}")
+    if image.ndim != 2:
+        raise ValueError(f"plot.animation: expected an image (H, W), got {tuple(image.shape)}")
+    # wider apart than in figures, so that patches pass each other
+    places, words, turns = {s: (1.25 * a, 1.25 * b) for s, (a, b) in layout(group).items()}, names(group), group.subgroup(r)
+    across, up = zip(*places.values(), strict=True)
+    left, height = 2.7 - min(across), max(up) - min(up) + 1.8
+    width = left + max(across) + 0.7
+
+    def at(place: tuple[float, float]) -> tuple[float, float]:
+        return round(100 * (place[0] + left), 2), round(100 * (max(up) + 0.8 - place[1]), 2)
+
+    lines = []
+    for s, place in places.items():
+        for h, color in ((r, RED), (mirror(group), BLUE)):
+            if h is None or ((t := int(group.product[h, s])) < s and not group.product[h, h]):
+                continue
+            (x0, y0), (x1, y1) = at(place), at(places[t])
+            gap = 66 / math.hypot(x1 - x0, y1 - y0)
+            a, b = (x0 + (x1 - x0) * gap, y0 + (y1 - y0) * gap), (x1 - (x1 - x0) * gap, y1 - (y1 - y0) * gap)
+            tip = ' marker-end="url(#tip)"' if group.product[h, h] else ""
+            ends = f'x1="{a[0]:.1f}" y1="{a[1]:.1f}" x2="{b[0]:.1f}" y2="{b[1]:.1f}"'
+            lines.append(f'<line {ends} stroke="{color}" stroke-width="3"{tip}/>')
+        name = re.sub(r"\^(\d+)", r'<tspan dy="-6" font-size="13">\1</tspan>', words[s])
+        lines.append(f'<text x="{at(place)[0]}" y="{at(place)[1] + 74}"><tspan font-style="italic">{name}</tspan></text>')
+    moving = [_turning(image.detach().to("cpu", torch.float32), [(100.0, 50 * height)] * (len(turns) + 1), 140)]
+    for s in places:
+        way = [s]
+        for _ in turns:
+            way.append(int(group.product[r, way[-1]]))
+        moving.append(_turning(planes[s], [at(places[t]) for t in way], 100))
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {100 * width:.0f} {100 * height:.0f}" role="img">'
+        f"<title>An image that turns, and its feature map on {group.name}: each patch turns and moves to the next place</title>"
+        "<style>text{font:18px Georgia,serif;fill:#767676;text-anchor:middle}"
+        "@media(prefers-color-scheme:dark){text{fill:#bbb}}image{image-rendering:pixelated}</style>"
+        '<defs><marker id="tip" viewBox="0 0 10 10" refX="8" refY="5" markerWidth="5" markerHeight="5" orient="auto">'
+        f'<path d="M0 0L10 5L0 10z" fill="{RED}"/></marker></defs>{"".join(lines)}{"".join(moving)}</svg>\n'
+    )
+
+
+def _turning(plane: Tensor, way: list[tuple[float, float]], side: int) -> str:
+    """A picture that rests at each place of its way for a second, and turns by an equal part on the way to the next."""
+    steps = len(way) - 1
+    stops = [0, *(k // 2 for k in range(1, 2 * steps + 1))]  # 0, 0, 1, 1, 2, 2 ...: rest, go, rest, go
+    times = ";".join(f"{k / (2 * steps):.4g}" for k in range(2 * steps + 1))
+    ease = ";".join([".4 0 .6 1"] * (2 * steps))
+    timing = f'dur="{2 * steps}s" repeatCount="indefinite" calcMode="spline" keyTimes="{times}" keySplines="{ease}"'
+    places = ";".join(f"{way[k][0]:g},{way[k][1]:g}" for k in stops)
+    angles = ";".join(f"{-360 * k / steps:g}" for k in stops)
+    return (
+        f'<g transform="translate({way[0][0]:g},{way[0][1]:g})">'
+        f'<animateTransform attributeName="transform" type="translate" values="{places}" {timing}/>'
+        f'<g><animateTransform attributeName="transform" type="rotate" values="{angles}" {timing}/>'
+        f'<image x="{-side / 2:g}" y="{-side / 2:g}" width="{side}" height="{side}" href="data:image/png;base64,{_png(plane)}"/>'
+        f'<rect x="{-side / 2:g}" y="{-side / 2:g}" width="{side}" height="{side}" fill="none" stroke="{INK}"/></g></g>'
+    )
+
+
+def _png(plane: Tensor) -> str:
+    """A plane as a gray PNG, its largest value black; not compressed, so that every machine writes the same bytes."""
+    values = (255 - plane.clamp(min=0) * (255 / (float(plane.max()) or 1.0))).round().to(torch.uint8).numpy()
+    rows = b"".join(b"\0" + row.tobytes() for row in values)
+    found = b"\x89PNG\r\n\x1a\n"
+    for kind, data in (
+        (b"IHDR", struct.pack(">2I5B", values.shape[1], values.shape[0], 8, 0, 0, 0, 0)),
+        (b"IDAT", zlib.compress(rows, 0)),
+        (b"IEND", b""),
+    ):
+        found += struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    return base64.b64encode(found).decode()
 
 
 def _check_plane(group: Group) -> None:
@@ -87,7 +181,12 @@ def _planes(group: Group, x: Tensor) -> Tensor:
 
 
 def figure(panels: int, height: float = 6, width: float | None = None) -> tuple[Figure, list[Any]]:
-    """A figure with so many panels side by side, outside of matplotlib's global state."""
+    """A figure with so many panels side by side, outside of matplotlib's global state.
+
+    >>> drawn, (left, right) = figure(2)
+    >>> left.set_title("mine").get_text()
+    'mine'
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -96,33 +195,34 @@ def figure(panels: int, height: float = 6, width: float | None = None) -> tuple[
     return drawn, [drawn.add_subplot(1, panels, i + 1) for i in range(panels)]
 
 
-def _rotation(group: Group) -> int:
+def rotation(group: Group) -> int:
     """The rotation by the smallest angle: the one of highest order, 0 if there is none."""
     proper = [s for s in range(group.order) if round(float(np.linalg.det(group.arrays[s]))) == 1]
     return max(proper, key=lambda s: (len(group.subgroup(s)), -s))
 
 
-def _mirror(group: Group) -> int | None:
+def mirror(group: Group) -> int | None:
+    """The first mirrored element, None if there is none."""
     return next((s for s in range(group.order) if round(float(np.linalg.det(group.arrays[s]))) == -1), None)
 
 
-def _names(group: Group) -> list[str]:
+def names(group: Group) -> list[str]:
     """r^k and m r^k in TeX."""
-    names = [""] * group.order
-    s, m = 0, _mirror(group)
+    words = [""] * group.order
+    s, m = 0, mirror(group)
     for k in range(group.order):
         power = ("e", "r")[k] if k < 2 else f"r^{k}"
-        if not names[s]:
-            names[s] = power
+        if not words[s]:
+            words[s] = power
             if m is not None:
-                names[group.product[m, s]] = "m" + ("" if k == 0 else power)
-        s = int(group.product[_rotation(group), s])
-    return names
+                words[group.product[m, s]] = "m" + ("" if k == 0 else power)
+        s = int(group.product[rotation(group), s])
+    return words
 
 
-def _layout(group: Group) -> dict[int, tuple[float, float]]:
+def layout(group: Group) -> dict[int, tuple[float, float]]:
     """The place of every patch, one unit wide: e on top, rotations anticlockwise, mirrored elements on a ring inside."""
-    r, m = _rotation(group), _mirror(group)
+    r, m = rotation(group), mirror(group)
     count = len(group.subgroup(r))
     if count == 2 and m is not None:  # two rings of two would lie on one line: a square is clearer
         return {0: (-0.8, 0.8), r: (0.8, 0.8), m: (-0.8, -0.8), int(group.product[m, r]): (0.8, -0.8)}
@@ -139,12 +239,12 @@ def _layout(group: Group) -> dict[int, tuple[float, float]]:
 
 
 def _draw(ax: Axes, group: Group, planes: Tensor, title: str, cmap: str, scale: float) -> None:
-    places, names = _layout(group), _names(group)
-    r, m = _rotation(group), _mirror(group)
+    places, words = layout(group), names(group)
+    r, m = rotation(group), mirror(group)
     for s, (x, y) in places.items():
         _patch(ax, group, planes[s].numpy(), x, y, cmap, scale)
         corner = (x - 0.46, y - 0.46) if group.fills_box else (x, y - 0.44)
-        ax.text(*corner, f"${names[s]}$", ha="left" if group.fills_box else "center", color="white", fontsize=9, zorder=4)
+        ax.text(*corner, f"${words[s]}$", ha="left" if group.fills_box else "center", color="white", fontsize=9, zorder=4)
         if r:
             t = int(group.product[r, s])
             if group.product[r, r] or s < t:  # half a turn is its own inverse: one line for both ways

@@ -133,6 +133,10 @@ def max_pool(
 
     The window is the support of the kernel: a square for p4, a hexagon for p6. Padding and cells outside a hexagonal
     domain do not count. `taps` are those of `window_taps`, where the caller keeps them.
+
+    >>> from gcnn import p4, p6
+    >>> max_pool(p4, torch.rand(2, 3, 4, 8, 8), 2).shape, max_pool(p6, torch.rand(2, 3, 6, 9, 9), 3, 2, 1).shape
+    (torch.Size([2, 3, 4, 4, 4]), torch.Size([2, 3, 6, 5, 5]))
     """
     for name, value in (("kernel_size", kernel_size), ("stride", stride), ("padding", padding), ("dilation", dilation)):
         if value is not None:
@@ -157,7 +161,12 @@ def avg_pool(
     count_include_pad: bool = True,
     taps: Taps | None = None,
 ) -> Tensor:
-    """Average pooling over space, as `max_pool`. Cells outside count as zero, or not at all without `count_include_pad`."""
+    """Average pooling over space, as `max_pool`. Cells outside count as zero, or not at all without `count_include_pad`.
+
+    >>> from gcnn import p4
+    >>> avg_pool(p4, torch.arange(4.0).reshape(1, 1, 2, 2), 2)
+    tensor([[[[1.5000]]]])
+    """
     for name, value in (("kernel_size", kernel_size), ("stride", stride), ("padding", padding)):
         if value is not None:
             check_axes(group, f"avg_pool: {name}", as_tuple(group, value, name))
@@ -186,7 +195,12 @@ def window_taps(group: Group, kernel_size: Size) -> Taps:
 
 
 def adaptive_avg_pool(group: Group, x: Tensor, output_size: Size | None) -> Tensor:
-    """Average pooling over space to `output_size`, as torch's; on a hexagonal lattice to one cell, the mean of the domain."""
+    """Average pooling over space to `output_size`, as torch's; on a hexagonal lattice to one cell, the mean of the domain.
+
+    >>> from gcnn import p6
+    >>> adaptive_avg_pool(p6, torch.ones(1, 1, 6, 5, 5), 1).flatten()
+    tensor([1., 1., 1., 1., 1., 1.])
+    """
     output = as_tuple(group, output_size, "output_size")
     pooling: Any = (F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)[group.dim - 1]
     if not group.fills_box:
@@ -214,6 +228,12 @@ def upsample(
 
     On a hexagonal lattice: by `scale_factor` with mode "linear", linear on each triangle of neighbours, n -> (n - 1) s + 1.
     `tent` is that of `tent_kernel`, where the caller keeps it.
+
+    >>> from gcnn import p4, p6
+    >>> upsample(p4, torch.rand(1, 2, 4, 5, 5), scale_factor=2).shape
+    torch.Size([1, 2, 4, 10, 10])
+    >>> upsample(p6, torch.rand(1, 2, 6, 5, 5), scale_factor=2, mode="linear").shape
+    torch.Size([1, 2, 6, 9, 9])
     """
     check_mode(mode)
     if group.fills_box:

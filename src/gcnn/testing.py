@@ -156,7 +156,11 @@ def _distance(group: Group, moved: Tensor, turned: Tensor, size: float) -> float
 
 @dataclass(frozen=True)
 class Row:
-    """One call of one layer: its own equivariance error, and where that is too large, why and what to do."""
+    """One call of one layer: its own equivariance error, and where that is too large, why and what to do.
+
+    >>> Row("conv1", "GConv", 0.5, "stride 2 does not divide 29", "make the size here 29")
+    Row(name='conv1', layer='GConv', error=0.5, why='stride 2 does not divide 29', remedy='make the size here 29')
+    """
 
     name: str
     layer: str
@@ -167,7 +171,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What `explain` found: `rows` in the order of the calls, the `error` of the whole network. Printed, it is a table."""
+    """What `explain` found: `rows` in the order of the calls, the `error` of the whole network. Printed, it is a table.
+
+    >>> from gcnn import p4
+    >>> from gcnn.nn import LiftConv
+    >>> found = explain(LiftConv(p4, 1, 2, 3, stride=2), torch.rand(1, 1, 8, 8), p4)
+    >>> found.exact, found.first.why
+    (False, 'stride 2 does not divide 8 + 2*0 - 3 = 5: the windows leave 1 over at one side')
+    """
 
     group: Group
     error: float
