@@ -41,7 +41,7 @@ from gcnn.nn import (
     GUpsample,
     Restrict,
 )
-from gcnn.nn.each import ChannelDropout, EachElement, UpsampleTo
+from gcnn.nn.each import ChannelDropout, EachElement, PadBoth, UpsampleTo
 from gcnn.nn.module import GModule
 
 __all__ = ["planar", "to_onnx"]
@@ -317,6 +317,10 @@ class _Planar:
         v = self._value(node.args[0] if node.args else next(iter(node.kwargs.values())))
         if isinstance(module, UpsampleTo):
             return self._upsample_to(name, module, v, node.args[1])
+        if isinstance(module, PadBoth):
+            both = module.pad if len(node.args) < 2 else self._mapped(node.args[1])
+            pad = functools.partial(self._function, F.pad, pad=both, mode=module.mode, value=module.value)
+            return self._on_planes(module.group, self._clean(v), pad)
         for kind, handle in self._layers.items():
             if isinstance(module, kind):
                 return handle(self, name, module, v)

@@ -32,7 +32,7 @@ from gcnn.nn import (
     GUpsample,
     LiftConv,
 )
-from gcnn.nn.each import ChannelDropout, ChannelNorm, EachElement, UpsampleTo
+from gcnn.nn.each import ChannelDropout, ChannelNorm, EachElement, PadBoth, UpsampleTo
 
 __all__ = ["Converter", "Value"]
 
@@ -45,6 +45,12 @@ MAX_POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 AVG_POOLS = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
 ADAPTIVE = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
 CHANNEL_DROPOUTS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+PADS: dict[Any, str] = {
+    (nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d): "constant",
+    (nn.ReflectionPad1d, nn.ReflectionPad2d, nn.ReflectionPad3d): "reflect",
+    (nn.ReplicationPad1d, nn.ReplicationPad2d, nn.ReplicationPad3d): "replicate",
+    (nn.CircularPad1d, nn.CircularPad2d, nn.CircularPad3d): "circular",
+}
 BY_SAMPLE = {"DropPath", "StochasticDepth"}  # drop whole samples: they do not mind another axis
 FUNCTIONAL_POOLS: dict[Any, Any] = {
     **dict.fromkeys((F.max_pool1d, F.max_pool2d, F.max_pool3d), GMaxPool),
@@ -53,13 +59,17 @@ FUNCTIONAL_POOLS: dict[Any, Any] = {
 }
 
 
+RESHAPES = {torch.reshape, torch.unsqueeze, torch.flatten, operator.getitem, "reshape", "view", "unsqueeze", "flatten"}
+
+
 @dataclass(frozen=True)
 class Value:
     """A value of the new network, and how it corresponds to the old one's."""
 
     node: Any
-    kind: Literal["image", "map", "fibre", "flat", "shape", "size", "other"] = "other"
-    """(N, K, *X); (N, K, S, *X); (N, K, S); a map that was flattened, still a map; the shape of a map; sizes from it; else."""
+    kind: Literal["image", "map", "fibre", "flat", "shape", "size", "parts", "other"] = "other"
+    """(N, K, *X); (N, K, S, *X); (N, K, S); a map that was flattened, still a map; the shape of a map; numbers from it; a list of
+    values; else. A parameter is the node of the old network, which waits to see what it meets."""
     old: int = 0
     """Channels it had in the old network."""
     new: int = 0
@@ -67,6 +77,8 @@ class Value:
     """A map that had its channels permuted to the end; still as it was."""
     single: bool = False
     """A map whose space is a single place."""
+    view: tuple[int, ...] | None = None
+    """The shape that a parameter was given."""
 
 
 class Converter:
@@ -83,11 +95,21 @@ class Converter:
     ) -> None:
         self.model, self.old_graph, self.group, self.pool, self.weights = model, graph, group, pool, weights
         self.always = always
-        self.heads = set(_heads(model, graph))
+        self.heads, self.images = set(_heads(model, graph)), _images(model, graph)
+        self.multiple = 1
 
     def at(self, factor: float) -> fx.GraphModule:
-        """The new network with widths multiplied by `factor`."""
+        """The new network with widths multiplied by `factor`, and such that channels can be split as they are."""
         self.factor = factor
+        while True:
+            try:
+                return self._built()
+            except _UnevenError as error:
+                if self.multiple % error.parts == 0 or self.multiple * error.parts > 64:
+                    raise ValueError(f"convert: {error}") from None
+                self.multiple = math.lcm(self.multiple, error.parts)
+
+    def _built(self) -> fx.GraphModule:
         self.graph, self.root = fx.Graph(), nn.Module()
         self.values: dict[fx.Node, Value] = {}
         self.made: dict[str, nn.Module] = {}
@@ -100,8 +122,8 @@ class Converter:
     # --- nodes by kind ---------------------------------------------------------------------------------------------------------
 
     def _placeholder(self, node: fx.Node) -> Value:
-        first = not any(v.kind == "image" for v in self.values.values())
-        return Value(self.graph.node_copy(node), "image" if first else "other")
+        channels = self.images.get(node)
+        return Value(self.graph.node_copy(node), "other" if channels is None else "image", channels or 0, channels or 0)
 
     def _output(self, node: fx.Node) -> Value:
         def result(node: fx.Node) -> Any:
@@ -115,10 +137,7 @@ class Converter:
 
     def _get_attr(self, node: fx.Node) -> Value:
         """A parameter or buffer; one number a channel becomes one number a G-feature map when it meets a map."""
-        value: Any = self.model
-        for part in str(node.target).split("."):
-            value = getattr(value, part)
-        return Value(node, "other", *((0, 0) if not isinstance(value, Tensor) else (value.numel(), 0)))
+        return Value(node)
 
     def _call_module(self, node: fx.Node) -> Value:
         name = str(node.target)
@@ -138,65 +157,22 @@ class Converter:
         raise self._refusal(f"{name} ({type(module).__name__})", x)
 
     def _call_function(self, node: fx.Node) -> Value:
-        target: Any = node.target
-        x = self._value(node.args[0] if node.args else next(iter(node.kwargs.values()), None))
-        if target in (torch.cat, torch.concat, torch.concatenate):
-            return self._cat(node)
-        if target is getattr and node.args[1] == "shape" and x.kind != "other":
-            return replace(x, node=self.graph.call_function(getattr, (x.node, "shape")), kind="shape")
-        if target is operator.getitem and x.kind == "shape":
-            return self._size(x, node.args[1])
-        if target in FUNCTIONAL_POOLS and x.kind != "other":
-            sizes = (*node.args[1:2], *(v for k, v in node.kwargs.items() if k in ("kernel_size", "output_size")))
-            if any(isinstance(s, fx.Node) for s in sizes):  # as large as the map
-                if FUNCTIONAL_POOLS[target] is not GAvgPool:
-                    raise self._refusal(
-                        f"{node.name}, a pool of a size that is known only when it runs,", x, "give it as numbers"
-                    )
-                return replace(self._insert(node.name, GAdaptiveAvgPool(self.group, 1), x), single=True)
-            if FUNCTIONAL_POOLS[target] is GAdaptiveAvgPool:
-                return self._adaptive(node.name, sizes[0], x)
-            return self._insert(f"{node.name}", FUNCTIONAL_POOLS[target](self.group, *node.args[1:], **_spatial(node)), x)
-        if target is F.interpolate and x.kind != "other":
-            return self._interpolate(node, x)
-        if target in (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d) and node.name in self.always:
-            return self._pointwise(node, pointwise=target is F.dropout or x.kind == "other")
-        if target in (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d):  # tracing has fixed what `training` was
-            p: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
-            return self._insert(node.name, nn.Dropout(p) if target is F.dropout or x.kind == "other" else ChannelDropout(p), x)
-        if target is F.layer_norm and x.last:
-            return self._insert(node.name, self._layer_norm(node, x), x)
-        if target is torch.flatten:
-            return self._flat(node, x, *_span(node))
-        if target in (torch.mean, torch.amax, torch.sum):
-            return self._over_space(node, x, target.__name__)
-        if target is torch.permute and x.kind != "other":
-            return self._permuted(x, node.args[1] if len(node.args) > 1 else node.kwargs["dims"], node)
-        return self._pointwise(node, target in POINTWISE_FUNCTIONS)
+        return self._operation(node, POINTWISE_FUNCTIONS)
 
     def _call_method(self, node: fx.Node) -> Value:
-        target, x = str(node.target), self._value(node.args[0])
-        if target == "size" and x.kind != "other":
-            shape = replace(x, node=self.graph.call_function(getattr, (x.node, "shape")), kind="shape")
-            return self._size(shape, node.args[1]) if len(node.args) > 1 else shape
-        if target == "flatten":
-            return self._flat(node, x, *_span(node))
-        if target in ("view", "reshape") and x.kind != "other":
-            shape_given = node.args[1] if len(node.args) == 2 and isinstance(node.args[1], list | tuple) else node.args[1:]
-            ones = (1,) * self.group.dim
-            if x.kind in ("fibre", "flat") and len(shape_given) == self.group.dim + 2 and tuple(shape_given[2:]) == ones:
-                x = self._single(x) if x.kind == "flat" else x
-                index: Any = (..., *(None,) * self.group.dim)
-                return replace(x, node=self.graph.call_function(operator.getitem, (x.node, index)), kind="map", single=True)
-            return self._flat(node, x, 1 if len(shape_given) == 2 else -1)
-        if target in ("expand_as", "contiguous") and x.kind in ("map", "fibre"):
-            return x  # sums and products repeat what they must
-        if target in ("mean", "amax", "sum"):
-            return self._over_space(node, x, target)
-        if target == "permute" and x.kind != "other":
-            dims = node.args[1] if len(node.args) == 2 else node.args[1:]
-            return self._permuted(x, dims, node)
-        return self._pointwise(node, target in POINTWISE_METHODS)
+        return self._operation(node, POINTWISE_METHODS)
+
+    def _operation(self, node: fx.Node, pointwise: Any) -> Value:
+        """A function or a method: by the table at the end of this class, or number by number."""
+        target: Any = node.target
+        x = self._value(node.args[0] if node.args else next(iter(node.kwargs.values()), None))
+        if target in self._of_anything:
+            return self._of_anything[target](self, node, x)
+        if target in RESHAPES and self._waits(x):
+            return self._viewed(node, x)
+        if target in self._operations and x.kind != "other":
+            return self._operations[target](self, node, x)
+        return self._pointwise(node, target in pointwise)
 
     # --- layers with weights ---------------------------------------------------------------------------------------------------
 
@@ -325,15 +301,17 @@ class Converter:
             made.load_state_dict(module.state_dict())
         return self._insert(name, made, x)
 
-    def _layer_norm(self, node: fx.Node, x: Value) -> nn.Module:
-        numbers = [node.args[i] if len(node.args) > i else node.kwargs.get(k) for i, k in ((2, "weight"), (3, "bias"))]
-        eps: Any = node.args[4] if len(node.args) > 4 else node.kwargs.get("eps", 1e-5)
+    def _layer_norm(self, node: fx.Node, x: Value) -> Value:
+        if not x.last:
+            return self._pointwise(node, pointwise=False)
+        named = _arguments(node, "shape", "weight", "bias", "eps")
+        numbers = [named.get("weight"), named.get("bias")]
         wanted = (numbers[0] is not None, numbers[1] is not None)
-        made: Any = self._layer(node.name, self.model, lambda: ChannelNorm(x.new, eps, *wanted))
+        made: Any = self._layer(node.name, self.model, lambda: ChannelNorm(x.new, named.get("eps", 1e-5), *wanted))
         for mine, theirs in ((made.weight, numbers[0]), (made.bias, numbers[1])):
             if self.weights and mine is not None and isinstance(theirs, fx.Node):
                 mine.data.copy_(_attribute(self.model, str(theirs.target)))
-        return made
+        return self._insert(node.name, made, x)
 
     def _place(self, name: str, made: Any, weight: Tensor, bias: Tensor | None) -> None:
         """Puts planar filters on the identity element of new ones."""
@@ -362,7 +340,8 @@ class Converter:
             or getattr(module, "return_indices", False)
             or getattr(module, "divisor_override", None)
         ):
-            raise self._refusal(f"{name} ({module})", x, "leave out ceil_mode, return_indices and divisor_override")
+            remedy = "leave out ceil_mode, return_indices and divisor_override; where the stride fits the size, ceil_mode = False"
+            raise self._refusal(f"{name} ({module})", x, f"{remedy} on the module changes nothing")
         if isinstance(module, MAX_POOLS):
             made: nn.Module = GMaxPool(self.group, module.kernel_size, module.stride, module.padding, module.dilation)
         elif isinstance(module, AVG_POOLS):
@@ -390,8 +369,19 @@ class Converter:
         made = GUpsample(self.group, module.size, _whole(module.scale_factor), module.mode, module.align_corners)
         return replace(self._insert(name, made, x), single=False)
 
+    def _functional_pool(self, node: fx.Node, x: Value) -> Value:
+        kind = FUNCTIONAL_POOLS[node.target]
+        sizes = (*node.args[1:2], *(v for k, v in node.kwargs.items() if k in ("kernel_size", "output_size")))
+        if any(isinstance(s, fx.Node) for s in sizes):  # as large as the map
+            if kind is not GAvgPool:
+                raise self._refusal(f"{node.name}, a pool of a size that is known only when it runs,", x, "give it as numbers")
+            return replace(self._insert(node.name, GAdaptiveAvgPool(self.group, 1), x), single=True)
+        if kind is GAdaptiveAvgPool:
+            return self._adaptive(node.name, sizes[0], x)
+        return self._insert(f"{node.name}", kind(self.group, *node.args[1:], **_spatial(node)), x)
+
     def _interpolate(self, node: fx.Node, x: Value) -> Value:
-        named = dict(zip(("size", "scale_factor", "mode", "align_corners"), node.args[1:], strict=False)) | dict(node.kwargs)
+        named = _arguments(node, "size", "scale_factor", "mode", "align_corners")
         size, scale = named.get("size"), named.get("scale_factor")
         mode, corners = str(named.get("mode", "nearest")), named.get("align_corners")
         known = ("nearest", ("linear", "bilinear", "trilinear")[self.group.dim - 1])
@@ -399,11 +389,132 @@ class Converter:
             raise self._refusal(f"{node.name}, an interpolate of mode {mode!r},", x, f"modes {known} without antialias are known")
         x = replace(x, single=False)
         if scale is not None or isinstance(size, int):
-            return self._insert(node.name, GUpsample(self.group, size, _whole(scale), mode, corners), x)  # type: ignore[arg-type]
-        made = UpsampleTo(self.group, mode, corners)  # type: ignore[arg-type]
+            return self._insert(node.name, GUpsample(self.group, size, _whole(scale), mode, corners), x)
+        made = UpsampleTo(self.group, mode, corners)
         new = self._add(node.name, made)
         sizes = fx.map_arg(size, lambda n: self._value(n).node)
         return replace(x, node=self.graph.call_module(new, (x.node, sizes)))
+
+    def _dropout(self, node: fx.Node, x: Value) -> Value:
+        by_number = node.target is F.dropout or x.kind == "other"
+        if node.name in self.always:
+            return self._pointwise(node, by_number)
+        p = _arguments(node, "p").get("p", 0.5)  # tracing has fixed what `training` was
+        return self._insert(node.name, nn.Dropout(p) if by_number else ChannelDropout(p), x)
+
+    def _pad(self, node: fx.Node, x: Value) -> Value:
+        named = _arguments(node, "pad", "mode", "value")
+        return self._padded(node.name, node.name, x, named["pad"], named.get("mode", "constant"), named.get("value") or 0.0)
+
+    def _pad_module(self, name: str, module: Any, x: Value) -> Value:
+        if x.kind == "other":
+            return self._kept(name, module, x)
+        mode = next(mode for kinds, mode in PADS.items() if isinstance(module, kinds))
+        return self._padded(name, f"{name} ({module})", x, module.padding, mode, getattr(module, "value", 0.0))
+
+    def _padded(self, name: str, what: str, x: Value, pad: Any, mode: str, value: float) -> Value:
+        if x.kind not in ("image", "map") or x.last:
+            raise self._refusal(f"{what}, a pad,", x, "pad images and maps, with their channels along axis 1")
+        known = not any(isinstance(p, fx.Node) for p in (pad if isinstance(pad, list | tuple) else [pad]))
+        try:
+            made = PadBoth(self.group, tuple(pad) if known else None, mode, value)
+        except ValueError as error:
+            raise ValueError(f"convert: {what}: {error}") from None
+        if known:
+            return replace(self._insert(name, made, x), single=False)
+        sizes = fx.map_arg(pad, lambda n: self._own(self._value(n)))  # checked when it runs
+        return replace(x, node=self.graph.call_module(self._add(name, made), (x.node, sizes)), single=False)
+
+    def _softmax(self, node: fx.Node, x: Value) -> Value:
+        dim = _arguments(node, "dim").get("dim")
+        return self._over_channels(f"{node.name}, a softmax", "log" in str(getattr(node.target, "__name__", node.target)), dim, x)
+
+    def _softmax_module(self, name: str, module: Any, x: Value) -> Value:
+        if x.kind == "other":
+            return self._kept(name, module, x)
+        dim = 1 if isinstance(module, nn.Softmax2d) else module.dim
+        return self._over_channels(f"{name} ({module})", isinstance(module, nn.LogSoftmax), dim, x)
+
+    def _over_channels(self, what: str, log: bool, dim: Any, x: Value) -> Value:
+        x = self._single(x) if x.kind == "flat" and x.single and not x.last else x
+        if not self._along_channels(x, dim):
+            raise self._refusal(f"{what} along axis {dim},", x, "take it over the channels, axis 1, of maps that are not flat")
+        return replace(x, node=self.graph.call_function(torch.log_softmax if log else torch.softmax, (x.node, 1)))
+
+    def _along_channels(self, x: Value, dim: Any) -> bool:
+        """Whether this axis of the old network's value held its channels."""
+        if dim is None or x.kind not in ("image", "map", "fibre"):
+            return False
+        rank = 2 if x.kind == "fibre" else self.group.dim + 2
+        return bool(-rank <= dim < rank and dim % rank == (rank - 1 if x.last else 1))
+
+    def _split(self, node: fx.Node, x: Value) -> Value:
+        """The parts of a chunk or split along the channels."""
+        what = "chunk" if "chunk" in str(node.target) else "split"
+        amount = (
+            node.args[1] if len(node.args) > 1 else next(v for k, v in node.kwargs.items() if k not in ("dim", "tensor", "input"))
+        )
+        dim = node.args[2] if len(node.args) > 2 else node.kwargs.get("dim", 0)
+        if not self._along_channels(x, dim) or not x.old:
+            raise self._refusal(f"{node.name}, a {what} along axis {dim},", x, "split maps along their channels, axis 1")
+        if isinstance(amount, int):
+            step = math.ceil(x.old / amount) if what == "chunk" else amount
+            sizes = [min(step, x.old - start) for start in range(0, x.old, step)]
+        else:
+            sizes = [int(n) for n in amount]  # type: ignore[union-attr, arg-type]
+        ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+        return Value([self._channels(node, x, end - n, end) for n, end in zip(sizes, ends, strict=True)], "parts")
+
+    def _channels(self, node: fx.Node, x: Value, start: int, end: int) -> Value:
+        """Some of the channels: the same share of those that there are now."""
+        unit = math.gcd(start, end, x.old)
+        if not 0 <= start < end <= x.old:
+            raise self._refusal(f"{node.name}, which takes channels {start} to {end} of {x.old},", x, "take some that are there")
+        if x.new * unit % x.old:
+            raise _UnevenError(node.name, x, start, end, x.old // unit)
+        first, count = start * x.new // x.old, (end - start) * x.new // x.old
+        return replace(x, node=self.graph.call_method("narrow", (x.node, 1, first, count)), old=end - start, new=count)
+
+    def _item(self, node: fx.Node, x: Value) -> Value:
+        index: Any = node.args[1]
+        if x.kind == "shape":
+            return self._size(x, index)
+        if x.kind == "parts":
+            return x.node[index]
+        whole, steps = slice(None), index if isinstance(index, tuple) else (index,)
+        if (
+            x.kind in ("image", "map", "fibre")
+            and not x.last
+            and x.old
+            and len(steps) > 1
+            and isinstance(steps[1], slice)
+            and steps[1].step in (None, 1)
+            and all(isinstance(i, int | None) for i in (steps[1].start, steps[1].stop))
+            and all(i in (whole, ...) for i in (steps[0], *steps[2:]))
+            and steps[0] == whole
+        ):
+            start, end, _ = steps[1].indices(x.old)
+            return self._channels(node, x, start, end)
+        return self._pointwise(node, pointwise=False)
+
+    def _waits(self, x: Value) -> bool:
+        """Whether this is a parameter that has not met anything yet."""
+        return isinstance(x.node, fx.Node) and x.node.graph is self.old_graph
+
+    def _viewed(self, node: fx.Node, x: Value) -> Value:
+        """A parameter with another shape, (C,) as (1, C, 1, 1), say."""
+        held = self._held(x)
+        if not isinstance(held, Tensor) or any(isinstance(a, fx.Node) for a in node.args[1:]):
+            return self._pointwise(node, pointwise=False)
+        how: Any = getattr(Tensor, node.target) if isinstance(node.target, str) else node.target
+        seen = how(held.detach(), *node.args[1:], **node.kwargs)
+        if seen.numel() != held.numel():
+            return self._pointwise(node, pointwise=False)
+        return replace(x, view=tuple(seen.shape))
+
+    def _held(self, x: Value) -> Any:
+        held = _attribute(self.model, str(x.node.target))
+        return held if x.view is None else held.reshape(x.view)
 
     def _channel_dropout(self, name: str, module: Any, x: Value) -> Value:
         return self._kept(name, module, x) if x.kind in ("image", "other") else self._insert(name, ChannelDropout(module.p), x)
@@ -419,9 +530,24 @@ class Converter:
         """A flattened map of a single place as a function on the group."""
         return replace(x, node=self.graph.call_method("flatten", (x.node, 2)), kind="fibre")
 
+    def _flatten(self, node: fx.Node, x: Value) -> Value:
+        named = _arguments(node, "start_dim", "end_dim")
+        return self._flat(node, x, named.get("start_dim", 0), named.get("end_dim", -1))
+
+    def _view(self, node: fx.Node, x: Value) -> Value:
+        given = node.args[1] if len(node.args) == 2 and isinstance(node.args[1], list | tuple) else node.args[1:]
+        ones = (1,) * self.group.dim
+        if x.kind in ("fibre", "flat") and len(given) == self.group.dim + 2 and tuple(given[2:]) == ones:
+            x = self._single(x) if x.kind == "flat" else x
+            index: Any = (..., *(None,) * self.group.dim)
+            return replace(x, node=self.graph.call_function(operator.getitem, (x.node, index)), kind="map", single=True)
+        return self._flat(node, x, 1 if len(given) == 2 else -1)
+
+    def _unchanged(self, node: fx.Node, x: Value) -> Value:
+        """Sums and products repeat what they must."""
+        return x if x.kind in ("map", "fibre") else self._pointwise(node, node.target in POINTWISE_METHODS)
+
     def _flat(self, node: fx.Node, x: Value, start: Any, end: Any = -1) -> Value:
-        if x.kind == "other":
-            return self._pointwise(node, pointwise=False)
         if start != 1 or end not in (-1, self.group.dim + 1):
             raise self._refusal(
                 f"{node.name}, a {node.target} to a shape of its own,", x, "flatten(1) and a mean over space are known"
@@ -433,12 +559,13 @@ class Converter:
             raise self._refusal(f"{name}, a flatten,", x)
         return x if x.kind == "fibre" else replace(x, kind="flat")
 
-    def _over_space(self, node: fx.Node, x: Value, how: str) -> Value:
-        """A mean or maximum over all of space."""
+    def _over_space(self, node: fx.Node, x: Value) -> Value:
+        """A mean, sum or maximum over all of space."""
         if x.kind not in ("map", "image"):
             return self._pointwise(node, pointwise=False)
-        dims: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
-        keepdim = bool(node.args[2] if len(node.args) > 2 else node.kwargs.get("keepdim", False))
+        how = str(getattr(node.target, "__name__", node.target))
+        named = _arguments(node, "dim", "keepdim")
+        dims, keepdim = named.get("dim"), bool(named.get("keepdim", False))
         rank = self.group.dim + 2
         first = 1 if x.last else 2
         places = {d % rank for d in (dims if isinstance(dims, list | tuple) else [dims])} if dims is not None else set()
@@ -452,7 +579,8 @@ class Converter:
             else replace(x, node=found, kind="fibre" if x.kind == "map" else "other", last=False)
         )
 
-    def _permuted(self, x: Value, dims: Any, node: fx.Node) -> Value:
+    def _permuted(self, node: fx.Node, x: Value) -> Value:
+        dims: Any = node.args[1:] if len(node.args) > 2 else _arguments(node, "dims")["dims"]
         rank = self.group.dim + 2
         places = tuple(d % rank for d in dims)
         to_last, to_first = (0, *range(2, rank), 1), (0, rank - 1, *range(1, rank - 1))
@@ -460,26 +588,48 @@ class Converter:
             return replace(x, last=not x.last)
         raise self._refusal(f"{node.name}, a permute by {tuple(dims)},", x, f"channels may go to the end, {to_last}, and back")
 
-    def _permute_module(self, name: str, module: Any, x: Value) -> Value:
-        raise self._refusal(f"{name} ({module})", x)
-
     # --- functions -------------------------------------------------------------------------------------------------------------
 
-    def _cat(self, node: fx.Node) -> Value:
+    def _cat(self, node: fx.Node, x: Value) -> Value:
         tensors: Any = node.args[0] if node.args else node.kwargs["tensors"]
-        dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
+        dim: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
         parts = [self._value(t) for t in tensors]
         kinds = {(p.kind, p.last) for p in parts}
-        rank = self.group.dim + 2
-        channels = (rank - 1, -1) if parts[0].last else (1, -1) if parts[0].kind in ("fibre", "flat") else (1, 1 - rank)
-        if len(kinds) > 1 or (parts[0].kind != "other" and dim not in channels):
+        if kinds == {("image", False), ("map", False)}:
+            parts = [p if p.kind == "map" else self._lifted(node.name, p) for p in parts]
+        elif kinds == {("other", False)}:
+            return self._pointwise(node, pointwise=False)
+        elif len(kinds) > 1 or not (self._along_channels(parts[0], dim) or (parts[0].kind == "flat" and dim in (1, -1))):
             told = ", ".join(p.kind for p in parts)
             raise ValueError(
                 f"convert: {node.name} concatenates {told} along axis {dim}; values of one kind can be, along the "
-                "channels, axis 1"
+                "channels, axis 1, and images with maps"
             )
-        found = self.graph.call_function(torch.cat, ([p.node for p in parts], 1 if parts[0].kind != "other" else dim))
-        return replace(parts[0], node=found, old=sum(p.old for p in parts), new=sum(p.new for p in parts))
+        if not self._along_channels(parts[0], dim) and parts[0].kind != "flat":
+            raise ValueError(f"convert: {node.name} concatenates along axis {dim}; the channels are axis 1")
+        found = self.graph.call_function(torch.cat, ([p.node for p in parts], 1))
+        old, new = (sum(p.old for p in parts), sum(p.new for p in parts)) if all(p.old for p in parts) else (0, 0)
+        return replace(parts[0], node=found, old=old, new=new)
+
+    def _lifted(self, name: str, image: Value) -> Value:
+        """An image as a map that is the same on every element."""
+        if not image.old:
+            raise ValueError(
+                f"convert: {name} concatenates a map with an image whose channels are not known; let a convolution take that "
+                "image as it is, or convolve it before"
+            )
+        sizes = (-1, -1, self.group.order, *(-1,) * self.group.dim)
+        node = self.graph.call_method("expand", (self.graph.call_method("unsqueeze", (image.node, 2)), *sizes))
+        return replace(image, node=node, kind="map")
+
+    def _shape(self, node: fx.Node, x: Value) -> Value:
+        if node.target is getattr and node.args[1] not in ("shape", "ndim"):
+            return self._pointwise(node, pointwise=False)
+        if node.target == "dim" or (node.target is getattr and node.args[1] == "ndim"):
+            return Value(2 if x.kind in ("fibre", "flat") else self.group.dim + 2, "size")
+        found = self.graph.call_function(getattr, (x.node, "shape"))
+        shape = replace(x, node=found, kind="shape", new=0 if x.kind == "image" else x.new)
+        return self._size(shape, node.args[1]) if node.target == "size" and len(node.args) > 1 else shape
 
     def _size(self, shape: Value, index: Any) -> Value:
         """An entry or a slice of the shape of a map, in which the axis S comes before space."""
@@ -503,6 +653,8 @@ class Converter:
             sizes = Value(self._copied(node, {n: self._own(v) for n, v in inputs.items()}))
             return replace(sizes, kind="size") if kinds == {"size"} else sizes
         maps = [v for v in inputs.values() if v.kind not in ("other", "shape", "size")]
+        if "parts" in kinds:
+            raise self._refusal(f"{node.name}, a call on the parts of a map,", Value(None), "take the parts one by one")
         like = max(maps, key=lambda v: (v.kind != "image", v.old, not v.single))
         what = f"{node.name}, a call of {getattr(node.target, '__name__', node.target)},"
         if not pointwise:
@@ -519,7 +671,7 @@ class Converter:
         if len({(v.kind, v.last) for v in maps}) > 1:
             raise self._refusal(what, like, "values of one kind can be added or multiplied")
         for n, v in inputs.items():
-            if v.kind in ("other", "shape") and n.op != "get_attr":
+            if v.kind in ("other", "shape") and not self._waits(v):
                 raise self._refusal(
                     f"{what} which meets {n.name}, something that is no map,", like, "numbers and parameters are known"
                 )
@@ -531,7 +683,7 @@ class Converter:
             )
         nodes: dict[fx.Node, Any] = {}
         for n, v in inputs.items():
-            nodes[n] = self._spread_parameter(n, v, like) if v.kind == "other" and n.op == "get_attr" else v.node
+            nodes[n] = self._spread_parameter(v, like) if self._waits(v) else v.node
         return replace(like, node=self._copied(node, nodes))
 
     def _copied(self, node: fx.Node, nodes: dict[fx.Node, Any]) -> fx.Node:
@@ -539,13 +691,14 @@ class Converter:
 
     def _own(self, value: Value) -> Any:
         """A parameter that meets no map stays as it is."""
-        if isinstance(value.node, fx.Node) and value.node.graph is self.old_graph:
-            return self._parameter(str(value.node.target), _attribute(self.model, str(value.node.target)))
-        return value.node
+        if not self._waits(value):
+            return value.node
+        kept = self._parameter(str(value.node.target), _attribute(self.model, str(value.node.target)))
+        return kept if value.view is None else self.graph.call_method("reshape", (kept, value.view))
 
-    def _spread_parameter(self, node: fx.Node, value: Value, like: Value) -> Any:
+    def _spread_parameter(self, value: Value, like: Value) -> Any:
         """A parameter of one number a channel, (C, 1, ...), as one number a G-feature map, (K, 1, 1, ...)."""
-        held = _attribute(self.model, str(node.target))
+        node, held = value.node, self._held(value)
         if held.numel() == 1:
             return self._parameter(str(node.target), held.reshape(()))
         space = () if like.kind in ("fibre", "flat") or like.last else (1,) * self.group.dim
@@ -581,7 +734,7 @@ class Converter:
         return self.values[node] if isinstance(node, fx.Node) else Value(node)
 
     def _width(self, name: str, channels: int) -> int:
-        return channels if name in self.heads else max(1, round(channels * self.factor))
+        return channels if name in self.heads else self.multiple * max(1, round(channels * self.factor / self.multiple))
 
     def _pooled(self, x: Value) -> Value:
         """A map as an image, a function on the group as numbers, unless the result is to stay on the group."""
@@ -653,7 +806,75 @@ class Converter:
         nn.Upsample: _upsample,
         CHANNEL_DROPOUTS: _channel_dropout,
         nn.Flatten: _flatten_module,
+        (nn.Softmax, nn.LogSoftmax, nn.Softmax2d): _softmax_module,
+        tuple(kind for kinds in PADS for kind in kinds): _pad_module,
     }
+    _of_anything: dict[Any, Callable[..., Value]] = {  # noqa: RUF012
+        **dict.fromkeys((torch.cat, torch.concat, torch.concatenate), _cat),
+        **dict.fromkeys((F.dropout, F.dropout1d, F.dropout2d, F.dropout3d), _dropout),
+    }
+    _operations: dict[Any, Callable[..., Value]] = {  # noqa: RUF012
+        **dict.fromkeys(FUNCTIONAL_POOLS, _functional_pool),
+        **dict.fromkeys((getattr, "size", "dim"), _shape),
+        **dict.fromkeys((torch.flatten, "flatten"), _flatten),
+        **dict.fromkeys(("view", "reshape"), _view),
+        **dict.fromkeys((torch.mean, torch.amax, torch.sum, "mean", "amax", "sum"), _over_space),
+        **dict.fromkeys((torch.permute, "permute"), _permuted),
+        **dict.fromkeys(("expand_as", "contiguous"), _unchanged),
+        **dict.fromkeys((F.softmax, F.log_softmax, torch.softmax, torch.log_softmax, "softmax", "log_softmax"), _softmax),
+        **dict.fromkeys((torch.chunk, torch.split, "chunk", "split"), _split),
+        operator.getitem: _item,
+        F.interpolate: _interpolate,
+        F.layer_norm: _layer_norm,
+        F.pad: _pad,
+    }
+
+
+class _UnevenError(Exception):
+    """Channels cannot be split in these proportions: widths must be multiples of `parts`."""
+
+    def __init__(self, name: str, x: Value, start: int, end: int, parts: int) -> None:
+        super().__init__(
+            f"{name} takes channels {start} to {end} of {x.old}, of which {x.new} are left, and no whole number of them is that "
+            'share; use keep="channels"'
+        )
+        self.parts = parts
+
+
+def _images(model: nn.Module, graph: fx.Graph) -> dict[fx.Node, int]:
+    """The inputs that are images, and how many channels they have if that is known: those that lead to a convolution."""
+    given = [node for node in graph.nodes if node.op == "placeholder"]
+    found: dict[fx.Node, int] = {}
+    for start in given:
+        waiting, seen = [start], {start}
+        while waiting:
+            node = waiting.pop()
+            module = model.get_submodule(str(node.target)) if node.op == "call_module" else None
+            if isinstance(module, CONVS):
+                direct = node.args[:1] == (start,) or _channels_stay(model, node.args[0], start)
+                found[start] = max(found.get(start, 0), module.in_channels if direct else 0)
+                continue
+            if node is start or _passes(model, node) or node.target in (torch.cat, torch.concat, torch.concatenate):
+                waiting += [user for user in node.users if user not in seen]
+                seen.update(node.users)
+    return found or dict.fromkeys(given[:1], 0)
+
+
+def _passes(model: nn.Module, node: fx.Node) -> bool:
+    """Whether this is a function of one image that gives an image with the same channels."""
+    if len(node.all_input_nodes) != 1:
+        return False
+    if node.op == "call_module":
+        kinds = (*POINTWISE_MODULES, *NORMS, *INSTANCE_NORMS, nn.GroupNorm, *MAX_POOLS, *AVG_POOLS, *ADAPTIVE, nn.Upsample)
+        return isinstance(model.get_submodule(str(node.target)), (*kinds, *(kind for pads in PADS for kind in pads)))
+    functions = (*FUNCTIONAL_POOLS, F.interpolate, F.pad)
+    return node.target in POINTWISE_FUNCTIONS or node.target in POINTWISE_METHODS or node.target in functions
+
+
+def _channels_stay(model: nn.Module, node: Any, start: fx.Node) -> bool:
+    while isinstance(node, fx.Node) and node is not start and _passes(model, node):
+        node = node.all_input_nodes[0]
+    return node is start
 
 
 def _heads(model: nn.Module, graph: fx.Graph) -> Iterator[str]:
@@ -687,10 +908,9 @@ def _spatial(node: fx.Node) -> dict[str, Any]:
     return {k: v for k, v in node.kwargs.items() if k not in ("ceil_mode", "return_indices", "divisor_override", "input")}
 
 
-def _span(node: fx.Node) -> tuple[Any, Any]:
-    """The first and last axis of a flatten."""
-    named = dict(zip(("start_dim", "end_dim"), node.args[1:], strict=False)) | dict(node.kwargs)
-    return named.get("start_dim", 0), named.get("end_dim", -1)
+def _arguments(node: fx.Node, *names: str) -> dict[str, Any]:
+    """The arguments of a call after the first, by name."""
+    return dict(zip(names, node.args[1:], strict=False)) | dict(node.kwargs)
 
 
 def _whole(scale: Any) -> Any:
