@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from gcnn import GROUPS, Group, convert, p4, p4m
+from gcnn import Group, convert, p4, p4m
 from gcnn.functional import act
 from gcnn.nn import GConv, LiftConv
 from gcnn.testing import equivariance_error
@@ -94,7 +94,7 @@ def test_escnn_with_the_same_filters(group: Group) -> None:
 
 # --- networks ------------------------------------------------------------------------------------------------------------------
 
-TORCHVISION = {  # name: (options, size at which the strides are exact)
+TORCHVISION: dict[str, tuple[dict[str, Any], int]] = {  # name: (options, size at which the strides are exact)
     "resnet18": ({}, 33),
     "resnet50": ({}, 33),
     "vgg11_bn": ({}, 32),
@@ -103,9 +103,8 @@ TORCHVISION = {  # name: (options, size at which the strides are exact)
     "mobilenet_v2": ({}, 33),
     "efficientnet_b0": ({}, 33),
     "regnet_y_400mf": ({}, 33),
-    "squeezenet1_1": ({}, 31),
 }
-TIMM = {"resnet18": 33, "resnet26d": 33, "vgg11": 32, "densenet121": 29, "convnext_atto": 32, "seresnet18": 33}
+TIMM = {"resnet18": 33, "resnext26ts": 33, "densenet121": 29, "convnext_atto": 32, "seresnet18": 33}
 
 
 def check(net: nn.Module, size: int) -> None:

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from gcnn.groups import Group
 from gcnn.nn import CosetPool
-from gcnn.rebuild import BY_SAMPLE, CONVS, TRANSPOSED, Converter, Value
+from gcnn.rebuild import BY_SAMPLE, CONVS, NORMS_THAT_ACT, TRANSPOSED, Converter, Value
 from gcnn.testing import explain
 
 __all__ = ["convert"]
@@ -50,8 +50,8 @@ def convert(
     - `weights`: start from the old network's weights, each filter placed on the identity element. The new network then computes
       the old one on every transformed copy of the image at once, and with pool="mean" its answer is the mean of those answers, if
       nothing but linear functions follow the last layer. Needs keep="channels".
-    - `example`: an image (N, C, *X), or one for each of several inputs, on which the result is checked: an error if a stride or the
-      like breaks the symmetry there. Every tensor that the network returns, in a tuple or a dictionary, is checked.
+    - `example`: an image (N, C, *X), or a tuple of them for several inputs, on which every tensor of the result is checked: an
+      error if a stride or the like breaks the symmetry there.
 
     >>> from gcnn import p4
     >>> head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10)
@@ -213,7 +213,18 @@ class _Tracer(fx.Tracer):
         self.graded = torch.is_grad_enabled()
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return type(m).__name__ in BY_SAMPLE or super().is_leaf_module(m, module_qualified_name)
+        return type(m).__name__ in BY_SAMPLE | NORMS_THAT_ACT or super().is_leaf_module(m, module_qualified_name)
+
+    def iter(self, obj: fx.Proxy) -> Iterator[fx.Proxy]:
+        """The parts of a map, `for part in x.chunk(3, 1)`: as many as are asked for."""
+        whole: Any = obj
+        node, named = obj.node, dict(obj.node.kwargs)
+        asked: Any = node.args[1] if len(node.args) > 1 else named.get("chunks", named.get("split_size", 0))
+        if node.target in (torch.chunk, "chunk") and isinstance(asked, int):
+            return iter([whole[i] for i in range(asked)])
+        if node.target in (torch.split, "split") and isinstance(asked, list | tuple):
+            return iter([whole[i] for i in range(len(asked))])
+        return super().iter(obj)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         if torch.is_grad_enabled() != self.graded:

@@ -52,6 +52,7 @@ PADS: dict[Any, str] = {
     (nn.CircularPad1d, nn.CircularPad2d, nn.CircularPad3d): "circular",
 }
 BY_SAMPLE = {"DropPath", "StochasticDepth"}  # drop whole samples: they do not mind another axis
+NORMS_THAT_ACT = {"BatchNormAct2d"}  # timm's: a norm, and then what its `drop` and `act` do
 FUNCTIONAL_POOLS: dict[Any, Any] = {
     **dict.fromkeys((F.max_pool1d, F.max_pool2d, F.max_pool3d), GMaxPool),
     **dict.fromkeys((F.avg_pool1d, F.avg_pool2d, F.avg_pool3d), GAvgPool),
@@ -252,6 +253,16 @@ class Converter:
         return self._pooled(found) if name in self.heads else found
 
     def _norm(self, name: str, module: Any, x: Value) -> Value:
+        y = self._tied_norm(name, module, x)
+        if type(module).__name__ in NORMS_THAT_ACT:
+            for part in ("drop", "act"):
+                then = getattr(module, part)
+                if not isinstance(then, POINTWISE_MODULES):
+                    raise self._refusal(f"{name}.{part} ({type(then).__name__})", x)
+                y = self._kept(f"{name}_{part}", then, y)
+        return y
+
+    def _tied_norm(self, name: str, module: Any, x: Value) -> Value:
         if x.kind == "image" or (x.kind == "other" and x.new in (0, module.num_features)):
             return self._kept(name, module, x)
         if x.kind == "other" or x.last or module.num_features != x.old:
@@ -480,6 +491,10 @@ class Converter:
         if x.kind == "shape":
             return self._size(x, index)
         if x.kind == "parts":
+            if not isinstance(index, int) or not -len(x.node) <= index < len(x.node):
+                raise self._refusal(
+                    f"{node.name}, part {index} of the {len(x.node)} parts of a map,", x, "take one that is there"
+                )
             return x.node[index]
         whole, steps = slice(None), index if isinstance(index, tuple) else (index,)
         if (
