@@ -282,6 +282,7 @@ GOOD: dict[str, nn.Module] = {
         lambda s, x: s.d(F.pad(s.c(x), [x.size(3) - s.c(x).size(3)] * 4)), c=nn.Conv2d(3, 8, 3), d=conv(8, 2, 5)
     ),
     "halves": Written(lambda s, x: s.d(gated(s.c(x))), c=conv(3, 10), d=conv(5, 2)),
+    "parts of parts": Written(lambda s, x: s.d(s.c(x).chunk(2, 1)[0].chunk(2, 1)[1]), c=conv(3, 8), d=conv(2, 2)),
     "one third after the other": Written(
         lambda s, x: s.d(torch.cat([part * part for part in s.c(x).chunk(3, dim=1)], 1)), c=conv(3, 12), d=conv(12, 2)
     ),

@@ -21,7 +21,9 @@ from torch.utils._pytree import tree_leaves
 
 from gcnn.groups import Group
 from gcnn.nn import CosetPool
-from gcnn.rebuild import BY_SAMPLE, CONVS, NORMS_THAT_ACT, TRANSPOSED, Converter, Value
+from gcnn.rebuild import Converter, Value
+from gcnn.rebuild.layers import MODULES
+from gcnn.rebuild.values import BY_SAMPLE, CONVS, NORMS_THAT_ACT, TRANSPOSED
 from gcnn.testing import explain
 
 __all__ = ["convert"]
@@ -273,7 +275,7 @@ def _replaced(
         else:
             width = max(1, round(channels * shell.factor))
             x = Value(shell.graph.placeholder("x"), "map" if lifted else "image", channels, width)
-            for kinds, handle in shell._modules.items():
+            for kinds, handle in MODULES.items():
                 if isinstance(module, kinds) and not type(module).__module__.startswith("torch.nn"):
                     raise ValueError(
                         f"convert: {name} is a {type(module).__name__}, whose forward is its own; write it with torch's layers"
