@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from common import image, space
-from gcnn import GROUPS, Group, p4, p4m, p6, p6m
+from gcnn import GROUPS, Group, lattice, p4, p4m, p6, p6m
 from gcnn.export import planar, to_onnx
+from gcnn.lattice import to_hexagonal
 from gcnn.models import build
 from gcnn.nn import (
     CosetPool,
@@ -325,9 +326,33 @@ def test_hexagonal_networks_as_onnx_files(tmp_path: Path) -> None:
     assert not [n for n in graph.node if n.op_type == "Gather" and n.input[0] in stored]
 
 
-def test_a_hexagonal_map_of_even_size_is_refused_by_the_plain_network_too() -> None:
+@pytest.mark.parametrize("size", [(8, 8), (9, 7)])
+def test_a_hexagonal_map_without_a_centre_is_refused_by_the_plain_network_too(size: tuple[int, int]) -> None:
     with pytest.raises(RuntimeError, match="size"):
-        planar(LiftConv(p6, 1, 2, 3))(torch.zeros(1, 1, 8, 8))
+        planar(LiftConv(p6, 1, 2, 3))(torch.zeros(1, 1, *size))
+
+
+class Resampled(nn.Module):
+    """From pixels to hexagons and back."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__()
+        self.how, self.lift, self.pool = how, LiftConv(p6, 2, 3, 3, padding=1), CosetPool(p6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.pool(self.lift(to_hexagonal(x, **self.how)))
+        return lattice.to_square(y, (11, 8), self.how.get("spacing"))
+
+
+@pytest.mark.parametrize("how", [{}, {"size": 17}, {"spacing": 1.3}, {"size": 21, "spacing": 0.9}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_images_are_resampled_by_plain_operations(how: dict[str, Any], dtype: torch.dtype) -> None:
+    net = Resampled(**how).to(dtype).eval()
+    made = planar(net)
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 1e-2}[dtype]
+    for size in ((20, 16), (7, 30)):
+        x = torch.randn(2, 2, *size).to(dtype)
+        torch.testing.assert_close(made(x), net(x), rtol=tolerance, atol=tolerance)
 
 
 def test_what_a_norm_gets_may_need_an_example() -> None:

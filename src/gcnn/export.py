@@ -241,6 +241,7 @@ class _Planar:
         self.root, self.tracer = nn.Module(), fx.proxy.GraphAppendingTracer(self.graph)
         self.values: dict[fx.Node, _Value] = {}
         self.domains: dict[Any, Any] = {}
+        self.like = next(model.parameters(), torch.empty(0))  # for constants of our own
 
     def build(self) -> fx.GraphModule:
         for node in self.old.nodes:
@@ -272,7 +273,8 @@ class _Planar:
             args: Any = dict(zip(("image", "size", "spacing"), node.args, strict=False)) | dict(node.kwargs)
             return self._to_hexagonal(**args)
         if node.target is lattice.to_square:
-            raise ValueError(f"planar: {node.name}, a call of to_square, has no planar form; apply it to the result")
+            args = dict(zip(("x", "size", "spacing"), node.args, strict=False)) | dict(node.kwargs)
+            return self._to_square(**args)
         if node.target is torch.cat:
             tensors: Any = node.args[0] if node.args else node.kwargs["tensors"]
             dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
@@ -476,8 +478,7 @@ class _Planar:
         group, v = module.group, self._inside(v, module.group)
         if not group.fills_box:
             spread_out: Any = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[group.dim - 1]
-            like = next((p for p in self.model.parameters()), torch.empty(0))
-            tent = self._constant(torch.tensor(module._tent, dtype=like.dtype, device=like.device)[None, None])
+            tent = self._constant(torch.tensor(module._tent, dtype=self.like.dtype)[None, None])
             steps: Any = module.scale_factor
             single = v.x.flatten(0, -group.dim - 1).unsqueeze(1)  # (N S K, 1, *X)
             y = spread_out(single, tent, stride=steps, padding=tuple(k - 1 for k in steps)).squeeze(1)
@@ -622,7 +623,8 @@ class _Planar:
 
     def _to_hexagonal(self, image: Any, size: int | None = None, spacing: float | None = None) -> _Value:
         """`gcnn.lattice.to_hexagonal` for whatever size of image the network meets."""
-        x = self._map(self._value(image))
+        given = self._map(self._value(image))
+        x = self._fine(given)
         height, width = x.size(-2), x.size(-1)
         row, column = (height - 1) / (2 * lattice.ROW), (width - 1) / 2
         radius = self._larger(row, column + row / 2)
@@ -631,12 +633,43 @@ class _Planar:
             half = -((1e-9 - radius / (spacing or lattice.ROW**-0.5)) // 1)  # rounded up
             half = half if spacing else half + half % 2
         step: Any = spacing or self._larger(radius, 0.5) / (self._larger(half, 0.5) if size is None else max(half, 0.5))
-        u = self._function(torch.arange, -half, half + 0.5, device=x.device).type_as(x)
+        u = self._function(torch.arange, -half, half + 0.5, device=x.device, dtype=torch.float64)
         rows = (u * step * lattice.ROW).unsqueeze(1) / (height / 2)
         columns = (u.unsqueeze(0) + u.unsqueeze(1) / 2) * step / (width / 2)
-        grid = torch.stack([columns, rows.expand_as(columns)], -1).unsqueeze(0)
-        y = F.grid_sample(x, grid.expand(x.size(0), -1, -1, -1), mode="bilinear", padding_mode="zeros", align_corners=False)
-        return _Value(y, rank=4, lattice=p6m)
+        grid = torch.stack([columns, rows.expand_as(columns)], -1).type_as(x).expand(x.size(0), -1, -1, -1)
+        y = F.grid_sample(x, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+        return _Value(y.type_as(given), rank=4, lattice=p6m)
+
+    def _to_square(self, x: Any, size: tuple[int, int], spacing: float | None = None) -> _Value:
+        """`gcnn.lattice.to_square` for whatever size of map the network meets."""
+        given = self._map(self._value(x))
+        x = self._fine(given)
+        n = x.size(-1)
+        row, column = (size[0] - 1) / (2 * lattice.ROW), (size[1] - 1) / 2
+        step: Any = spacing or max(row, column + row / 2, 0.5) / self._larger((n - 1) / 2, 0.5)
+        rows, columns = (
+            self._function(torch.arange, (1 - m) / 2, m / 2, device=x.device, dtype=torch.float64).type_as(x) for m in size
+        )
+        b = columns.unsqueeze(0) / step - (rows / (step * lattice.ROW * 2)).unsqueeze(1)
+        a = (rows / (step * lattice.ROW)).unsqueeze(1).expand_as(b)
+        a0, b0 = a.floor(), b.floor()
+        fa, fb = a - a0, b - b0
+        upper = fa + fb > 1  # which triangle of the rhombus
+        corners = (  # the three corners and the barycentric weights
+            (upper, upper, (1 - fa - fb).abs()),
+            (1, 0, torch.where(upper, 1 - fb, fa)),
+            (0, 1, torch.where(upper, 1 - fa, fb)),
+        )
+        y: Any = 0.0
+        for da, db, weight in corners:
+            i, j = (a0 + da).long() + n // 2, (b0 + db).long() + n // 2
+            inside = (i >= 0) & (i < n) & (j >= 0) & (j < n)
+            y = y + x[..., i.clamp(0, n - 1), j.clamp(0, n - 1)] * (weight * inside)
+        return _Value(y.type_as(given), rank=4)
+
+    def _fine(self, x: Any) -> Any:
+        """An image in which places can be told: half precision has too few digits."""
+        return x.float() if self.like.dtype in (torch.float16, torch.bfloat16) else x
 
     def _larger(self, a: Any, b: Any) -> Any:
         """The larger of two numbers, the first of them known only when the network runs."""
@@ -681,7 +714,7 @@ class _Planar:
 
     def _constant(self, value: Any) -> Any:
         name = f"constant_{sum(1 for _ in self.root.buffers(recurse=False))}"
-        self.root.register_buffer(name, _plain(value))
+        self.root.register_buffer(name, _plain(value).to(self.like.device))
         return self._proxy(self.graph.get_attr(name))
 
     def _insert(self, name: str, module: nn.Module, *inputs: Any) -> Any:
