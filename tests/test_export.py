@@ -393,3 +393,12 @@ def test_functions_in_place_on_hexagonal_maps() -> None:
     torch.manual_seed(0)
     net, x = InPlace().eval(), torch.randn(2, 1, 9, 9)
     torch.testing.assert_close(planar(net)(x), net(x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("group", [p4m, p6m], ids=str)
+def test_everything_of_a_plain_network_is_where_the_network_is(group: Group) -> None:
+    """On the meta device, which is no other's: a constant left elsewhere would be an error there, as it would be on a GPU."""
+    net, x = Network(group).eval().to("meta"), torch.empty(2, 2, 9, 9, device="meta")
+    assert planar(net)(x).shape == (2, 3)
+    layers = (LiftConv(group, 2, 4, 1), GPool(group, [(0, (0, 1))]), GLayerNorm(group, 4), Restrict(group, part(group)))
+    assert planar(nn.Sequential(*layers).to("meta"))(x).device.type == "meta"

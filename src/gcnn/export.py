@@ -395,7 +395,7 @@ class _Planar:
         made = kind(module.num_features * v.elements, module.eps, affine=module.affine)
         made.running_mean, made.running_var = (_plain(spread(n, v.elements)) for n in numbers[:2])
         if module.affine:
-            made.weight.data, made.bias.data = (_plain(spread(n, v.elements)) for n in numbers[2:])
+            made.weight, made.bias = (nn.Parameter(_plain(spread(n, v.elements))) for n in numbers[2:])
         return v.into(self._insert(name, made, v.x))
 
     def _layer_norm(self, name: str, module: GLayerNorm, v: _Value) -> _Value:
