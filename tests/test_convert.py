@@ -401,6 +401,19 @@ BAD: dict[str, tuple[nn.Module, str]] = {
         Written(lambda s, x: s.d(torch.cat([s.c(x * x.mean((2, 3), keepdim=True)), x], 1)), c=conv(3, 8), d=conv(11, 2)),
         r"an image whose channels are not known; let a convolution take that image",
     ),
+    "an oblong pool": (
+        nn.Sequential(conv(3, 8), nn.MaxPool2d((2, 3))),
+        r"convert: 1 \(MaxPool2d.*kernel_size \(=\(2, 3\)\) must",
+    ),
+    "an oblong pool by a call": (
+        Written(lambda s, x: F.avg_pool2d(s.c(x), (2, 3)), c=conv(3, 8)),
+        r"convert: avg_pool2d: .*kernel_size \(=\(2, 3\)\) must be equal",
+    ),
+    "a pool that hangs over": (
+        Written(lambda s, x: F.avg_pool2d(s.c(x), 2, 2, 0, True), c=conv(3, 8)),
+        r"avg_pool2d: .*ceil_mode",
+    ),
+    "to a smaller size": (Written(lambda s, x: F.interpolate(s.c(x), scale_factor=0.5), c=conv(3, 8)), r"convert: interpolate"),
     "further arguments": (
         Written(lambda s, x: s.t(s.c(x), output_size=(10, 10)), c=conv(3, 8), t=nn.ConvTranspose2d(8, 4, 2, 2)),
         r"which has further arguments",

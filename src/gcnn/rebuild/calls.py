@@ -6,6 +6,7 @@ import math
 import operator
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -44,7 +45,11 @@ def _pool(net: Converter, node: fx.Node, x: Value) -> Value:
         return replace(net.insert(node.name, GAdaptiveAvgPool(net.group, 1), x), single=True)
     if kind is GAdaptiveAvgPool:
         return layers.adaptive(net, node.name, sizes[0], x)
-    return net.insert(f"{node.name}", kind(net.group, *node.args[1:], **spatial(node)), x)
+    try:
+        made = kind(net.group, *node.args[1:], **spatial(node))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"convert: {node.name}: {error}") from None
+    return net.insert(node.name, made, x)
 
 
 def _interpolate(net: Converter, node: fx.Node, x: Value) -> Value:
@@ -56,7 +61,8 @@ def _interpolate(net: Converter, node: fx.Node, x: Value) -> Value:
         raise net.refusal(f"{node.name}, an interpolate of mode {mode!r},", x, f"modes {known} without antialias are known")
     x = replace(x, single=False)
     if scale is not None or isinstance(size, int):
-        return net.insert(node.name, GUpsample(net.group, size, whole(scale), mode, corners), x)
+        make = partial(GUpsample, net.group, size, whole(scale), mode, corners)
+        return net.insert(node.name, net.layer(node.name, nn.Upsample(size, scale, mode), make), x)
     made = UpsampleTo(net.group, mode, corners)
     new = net.add(node.name, made)
     sizes = fx.map_arg(size, lambda n: net.value(n).node)
@@ -77,10 +83,8 @@ def _pad(net: Converter, node: fx.Node, x: Value) -> Value:
 
 
 def _softmax(net: Converter, node: fx.Node, x: Value) -> Value:
-    dim = arguments(node, "dim").get("dim")
-    return layers.softmax_over(
-        net, f"{node.name}, a softmax", "log" in str(getattr(node.target, "__name__", node.target)), dim, x
-    )
+    named, log = arguments(node, "dim"), "log" in str(getattr(node.target, "__name__", node.target))
+    return layers.softmax_over(net, f"{node.name}, a softmax", log, named.get("dim"), x, named.get("dtype"))
 
 
 def _split(net: Converter, node: fx.Node, x: Value) -> Value:

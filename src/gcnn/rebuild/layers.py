@@ -189,18 +189,22 @@ def _pool(net: Converter, name: str, module: Any, x: Value) -> Value:
         remedy = "leave out ceil_mode, return_indices and divisor_override; where the stride fits the size, ceil_mode = False"
         raise net.refusal(f"{name} ({module})", x, f"{remedy} on the module changes nothing")
     if isinstance(module, MAX_POOLS):
-        made: nn.Module = GMaxPool(net.group, module.kernel_size, module.stride, module.padding, module.dilation)
+        make: Callable[[], nn.Module] = partial(
+            GMaxPool, net.group, module.kernel_size, module.stride, module.padding, module.dilation
+        )
     elif isinstance(module, AVG_POOLS):
-        made = GAvgPool(net.group, module.kernel_size, module.stride, module.padding, count_include_pad=module.count_include_pad)
+        options = {"count_include_pad": module.count_include_pad}
+        make = partial(GAvgPool, net.group, module.kernel_size, module.stride, module.padding, **options)
     else:
         return adaptive(net, name, module.output_size, x)
-    return net.insert(name, made, x)
+    return net.insert(name, net.layer(name, module, make), x)
 
 
 def adaptive(net: Converter, name: str, size: Any, x: Value) -> Value:
     """A mean over parts of space."""
     one = size == 1 or (isinstance(size, list | tuple) and all(n == 1 for n in size))
-    return replace(net.insert(name, GAdaptiveAvgPool(net.group, size), x), single=one)
+    made = net.layer(name, ADAPTIVE[net.group.dim - 1](size), lambda: GAdaptiveAvgPool(net.group, size))
+    return replace(net.insert(name, made, x), single=one)
 
 
 def _adaptive_max(net: Converter, name: str, module: Any, x: Value) -> Value:
@@ -210,8 +214,8 @@ def _adaptive_max(net: Converter, name: str, module: Any, x: Value) -> Value:
 
 
 def _upsample(net: Converter, name: str, module: nn.Upsample, x: Value) -> Value:
-    made = GUpsample(net.group, module.size, whole(module.scale_factor), module.mode, module.align_corners)
-    return replace(net.insert(name, made, x), single=False)
+    make = partial(GUpsample, net.group, module.size, whole(module.scale_factor), module.mode, module.align_corners)
+    return replace(net.insert(name, net.layer(name, module, make), x), single=False)
 
 
 def _pad(net: Converter, name: str, module: Any, x: Value) -> Value:
@@ -239,12 +243,12 @@ def _softmax(net: Converter, name: str, module: Any, x: Value) -> Value:
     return softmax_over(net, f"{name} ({module})", isinstance(module, nn.LogSoftmax), dim, x)
 
 
-def softmax_over(net: Converter, what: str, log: bool, dim: Any, x: Value) -> Value:
+def softmax_over(net: Converter, what: str, log: bool, dim: Any, x: Value, dtype: Any = None) -> Value:
     """A softmax over the channels of each place and element."""
     x = net.single(x) if x.kind == "flat" and x.single and not x.last else x
     if not net.along_channels(x, dim):
         raise net.refusal(f"{what} along axis {dim},", x, "take it over the channels, axis 1, of maps that are not flat")
-    return replace(x, node=net.graph.call_function(torch.log_softmax if log else torch.softmax, (x.node, 1)))
+    return replace(x, node=net.graph.call_function(torch.log_softmax if log else torch.softmax, (x.node, 1), {"dtype": dtype}))
 
 
 def _channel_dropout(net: Converter, name: str, module: Any, x: Value) -> Value:
