@@ -372,6 +372,9 @@ def test_what_a_norm_gets_may_need_an_example() -> None:
     with pytest.raises(ValueError, match=r"planar: norm \(GBatchNorm.*give planar an example= input"):
         planar(net)
     torch.testing.assert_close(planar(net, example=x)(x), net(x), rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match=r"planar: the network fails on the example \(2, 3, 9, 9\): .*in_channels is 1"):
+        planar(net.train(), example=torch.randn(2, 3, 9, 9))
+    assert net.norm.training
 
 
 class InPlace(nn.Module):

@@ -91,15 +91,9 @@ def planar(model: nn.Module, fold: bool = False, example: Tensor | tuple[Tensor,
         model = nn.Sequential(model).train(model.training)
     modes = {m: m.training for m in model.modules()}
     try:
-        model.eval()
-        graph, ranks = _Tracer().trace(model), {}
+        graph, ranks = _traced(model.eval()), {}
         if example is not None:
-            run = _Ranks(fx.GraphModule(model, graph))
-            with torch.no_grad():
-                run.run(*(example if isinstance(example, tuple) else (example,)))
-            ranks = run.found
-    except (torch.fx.proxy.TraceError, TypeError, RuntimeError) as error:
-        raise ValueError(f"planar: torch.fx cannot trace {type(model).__name__} ({error}); take its parts one by one") from error
+            ranks = _ranks(fx.GraphModule(model, graph), example if isinstance(example, tuple) else (example,))
     finally:
         for m, mode in modes.items():
             m.training = mode
@@ -192,6 +186,25 @@ class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         ours = isinstance(m, GModule | GBatchNorm | ChannelDropout | EachElement)
         return ours or super().is_leaf_module(m, module_qualified_name)
+
+
+def _traced(model: nn.Module) -> fx.Graph:
+    try:
+        return _Tracer().trace(model)
+    except (torch.fx.proxy.TraceError, TypeError, RuntimeError) as error:
+        raise ValueError(f"planar: torch.fx cannot trace {type(model).__name__} ({error}); take its parts one by one") from error
+
+
+def _ranks(model: fx.GraphModule, example: tuple[Tensor, ...]) -> dict[str, int]:
+    """How many axes each value of the network has on the example."""
+    run = _Ranks(model)
+    try:
+        with torch.no_grad():
+            run.run(*example)
+    except (TypeError, RuntimeError, ValueError) as error:
+        shapes = ", ".join(str(tuple(x.shape)) for x in example)
+        raise ValueError(f"planar: the network fails on the example {shapes}: {error}") from error
+    return run.found
 
 
 class _Ranks(fx.Interpreter):
