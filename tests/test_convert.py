@@ -10,7 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from common import image
 from gcnn import GROUPS, Group, Oh, convert, linem, p4, p4m, p6
+from gcnn.export import planar
 from gcnn.functional import act
 from gcnn.nn import GConv, GLinear, LiftConv
 from gcnn.testing import equivariance_error, explain
@@ -197,8 +199,6 @@ def test_other_bad_arguments() -> None:
 
 def test_hexagonal_lattices_can_be_converted_to() -> None:
     net = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 4, 3, padding=1))
-    from common import image
-
     assert equivariance_error(convert(net, p6).eval(), p6, image(p6, channels=1, dtype=torch.float32)) < 1e-4
 
 
@@ -236,6 +236,11 @@ def last(x: Tensor) -> Tensor:
     return x.permute(0, 2, 3, 1)
 
 
+def gated(x: Tensor) -> Tensor:
+    a, b = x.chunk(2, 1)
+    return a * torch.sigmoid(b)
+
+
 GOOD: dict[str, nn.Module] = {
     "an image is added on the way": Written(lambda s, x: s.d(x + s.c(x)), c=conv(3, 3), d=conv(3, 8)),
     "a number a channel": Written(
@@ -265,6 +270,42 @@ GOOD: dict[str, nn.Module] = {
     "a parameter as a result": Written(lambda s, x: (s.c(x), s.t)[0], c=conv(3, 8), t=nn.Parameter(torch.ones(1))),
     "a dropout that never sleeps": Written(lambda s, x: F.dropout(s.c(x), 0.0, training=True), c=conv(3, 8)),
     "a norm without parameters": nn.Sequential(conv(3, 8), nn.BatchNorm2d(8, affine=False), conv(8, 2)),
+    "softmax over channels": Written(lambda s, x: F.softmax(s.c(x), 1), c=conv(3, 8)),
+    "log_softmax by name": Written(lambda s, x: s.c(x).log_softmax(dim=-3), c=conv(3, 8)),
+    "softmax in a layer": nn.Sequential(conv(3, 8), nn.Softmax(1), conv(8, 2), nn.Softmax2d()),
+    "zeros around": Written(lambda s, x: s.d(F.pad(F.relu(s.c(F.pad(x, (1, 1, 1, 1)))), [2] * 4)), c=conv(3, 8), d=conv(8, 2)),
+    "layers that pad": nn.Sequential(nn.ReflectionPad2d(1), nn.Conv2d(3, 8, 3), nn.ZeroPad2d(1), nn.Conv2d(8, 2, 3)),
+    "other ways to pad": nn.Sequential(
+        conv(3, 8), nn.ReplicationPad2d(2), nn.CircularPad2d(1), nn.ConstantPad2d(1, 0.5), nn.Conv2d(8, 2, 9)
+    ),
+    "pads that are known when it runs": Written(
+        lambda s, x: s.d(F.pad(s.c(x), [x.size(3) - s.c(x).size(3)] * 4)), c=nn.Conv2d(3, 8, 3), d=conv(8, 2, 5)
+    ),
+    "halves": Written(lambda s, x: s.d(gated(s.c(x))), c=conv(3, 10), d=conv(5, 2)),
+    "parts of parts": Written(lambda s, x: s.d(s.c(x).chunk(2, 1)[0].chunk(2, 1)[1]), c=conv(3, 8), d=conv(2, 2)),
+    "one third after the other": Written(
+        lambda s, x: s.d(torch.cat([part * part for part in s.c(x).chunk(3, dim=1)], 1)), c=conv(3, 12), d=conv(12, 2)
+    ),
+    "thirds by size": Written(lambda s, x: s.d(torch.split(s.c(x), 3, dim=1)[2]), c=conv(3, 9), d=conv(3, 2)),
+    "unequal parts": Written(lambda s, x: s.d(s.c(x).split([2, 6], dim=1)[1]), c=conv(3, 8), d=conv(6, 2)),
+    "some channels": Written(
+        lambda s, x: s.d(s.c(x)[:, 2:]) + s.e(s.c(x)[:, :4, :, :]), c=conv(3, 8), d=conv(6, 2), e=conv(4, 2)
+    ),
+    "parts of an image": Written(lambda s, x: s.c(x[:, :2]) + s.d(x) + s.e(x[:, 2:]), c=conv(2, 4), d=conv(3, 4), e=conv(1, 4)),
+    "an image beside a map": Written(lambda s, x: s.d(torch.cat([x, s.c(x)], 1)), c=conv(3, 8), d=conv(11, 2)),
+    "a small image beside a map": Written(
+        lambda s, x: s.d(torch.cat([s.c(x), F.avg_pool2d(x, 3)], 1)), c=nn.Conv2d(3, 8, 3, 3), d=conv(11, 2)
+    ),
+    "a scale of each layer": Written(
+        lambda s, x: s.d(s.c(x) * s.g.reshape(1, -1, 1, 1) + s.b[:, None, None]),
+        c=conv(3, 8),
+        d=conv(8, 2),
+        g=nn.Parameter(torch.randn(8)),
+        b=nn.Parameter(torch.randn(8)),
+    ),
+    "it asks how many axes": Written(
+        lambda s, x: (torch._assert(s.c(x).dim() == 4, "four"), s.d(s.c(x)))[1], c=conv(3, 8), d=conv(8, 2)
+    ),
     "memory formats": Written(lambda s, x: s.d(s.c(x).contiguous(memory_format=torch.channels_last)), c=conv(3, 8), d=conv(8, 2)),
 }
 
@@ -290,6 +331,8 @@ def test_what_users_write_between_layers(name: str, keep: Any) -> None:
         each = [net(act(p4m, h, x)) for h in range(8)]
         mean = torch.stack([back(p4m.inverse[h], e) if e.ndim == 4 else e for h, e in enumerate(each)]).mean(0)
         torch.testing.assert_close(made(x), mean, rtol=0, atol=1e-10)
+    elif not name.startswith("channels last"):
+        assert equivariance_error(made, p4m, x) < 1e-10
     assert set(vars(GOOD[name])) == set(vars(net))  # nothing is left on the user's network
 
 
@@ -323,6 +366,54 @@ BAD: dict[str, tuple[nn.Module, str]] = {
         WrittenForTwo(lambda s, x, m: s.d(s.c(x) * m), c=conv(3, 8), d=conv(8, 2)),
         r"torch.fx cannot trace|something that is no map",
     ),
+    "softmax over space": (Written(lambda s, x: F.softmax(s.c(x), 3), c=conv(3, 8)), r"softmax, a softmax along axis 3, cannot"),
+    "softmax of a flat map": (
+        Written(lambda s, x: F.softmax(s.c(x).flatten(1), 1), c=conv(3, 8)),
+        r"a softmax along axis 1, cannot",
+    ),
+    "one side padded": (
+        Written(lambda s, x: s.c(F.pad(x, (0, 1, 0, 1))), c=nn.Conv2d(3, 8, 2)),
+        r"pad: pad \(=\(0, 1, 0, 1\)\) pads one side more than the other.*pad both sides alike",
+    ),
+    "one side padded by a layer": (
+        nn.Sequential(conv(3, 8), nn.ZeroPad2d((1, 0, 1, 0)), conv(8, 2)),
+        r"1 \(ZeroPad2d.*one side more than the other",
+    ),
+    "one axis padded": (Written(lambda s, x: s.c(F.pad(x, (1, 1))), c=conv(3, 8)), r"pad \(=\(0, 1\)\) must be equal along axes"),
+    "channels padded": (
+        Written(lambda s, x: F.pad(s.c(x), (0, 0, 0, 0, 2, 2)), c=conv(3, 8)),
+        r"pad: expected a pad of at most 2 axes of space",
+    ),
+    "parts of space": (
+        Written(lambda s, x: s.c(x).chunk(3, 2)[0], c=conv(3, 8)),
+        r"a chunk along axis 2, .* along their channels",
+    ),
+    "a window": (Written(lambda s, x: s.c(x)[:, :, 1:, 1:], c=conv(3, 8)), r"getitem, a call of getitem, cannot"),
+    "channels that are not there": (Written(lambda s, x: s.c(x)[:, 9:], c=conv(3, 8)), r"takes channels 8 to 8 of 8"),
+    "a part that is not there": (Written(lambda s, x: s.c(x).chunk(2, 1)[2], c=conv(3, 8)), r"part 2 of the 2 parts"),
+    "every other channel": (Written(lambda s, x: s.c(x)[:, ::2], c=conv(3, 8)), r"a call of getitem, cannot"),
+    "parts as a whole": (Written(lambda s, x: torch.stack(s.c(x).chunk(2, 1)), c=conv(3, 8)), r"stack"),
+    "weight norm": (
+        nn.Sequential(nn.utils.parametrizations.weight_norm(conv(3, 8))),
+        r"0 \(ParametrizedConv2d\) has hooks or comp",
+    ),
+    "an image of unknown channels": (
+        Written(lambda s, x: s.d(torch.cat([s.c(x * x.mean((2, 3), keepdim=True)), x], 1)), c=conv(3, 8), d=conv(11, 2)),
+        r"an image whose channels are not known; let a convolution take that image",
+    ),
+    "an oblong pool": (
+        nn.Sequential(conv(3, 8), nn.MaxPool2d((2, 3))),
+        r"convert: 1 \(MaxPool2d.*kernel_size \(=\(2, 3\)\) must",
+    ),
+    "an oblong pool by a call": (
+        Written(lambda s, x: F.avg_pool2d(s.c(x), (2, 3)), c=conv(3, 8)),
+        r"convert: avg_pool2d: .*kernel_size \(=\(2, 3\)\) must be equal",
+    ),
+    "a pool that hangs over": (
+        Written(lambda s, x: F.avg_pool2d(s.c(x), 2, 2, 0, True), c=conv(3, 8)),
+        r"avg_pool2d: .*ceil_mode",
+    ),
+    "to a smaller size": (Written(lambda s, x: F.interpolate(s.c(x), scale_factor=0.5), c=conv(3, 8)), r"convert: interpolate"),
     "further arguments": (
         Written(lambda s, x: s.t(s.c(x), output_size=(10, 10)), c=conv(3, 8), t=nn.ConvTranspose2d(8, 4, 2, 2)),
         r"which has further arguments",
@@ -363,3 +454,94 @@ def test_modes_and_frozen_parameters_stay() -> None:
     assert not made.get_submodule("1").training
     assert not made.get_parameter("0.weight").requires_grad
     assert made.get_parameter("2.weight").requires_grad
+
+
+# --- several inputs and results ------------------------------------------------------------------------------------------------
+
+
+class TwoResults(nn.Module):
+    """A class, a picture and an embedding, in a dictionary that holds a tuple."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(conv(3, 16), nn.BatchNorm2d(16), nn.ReLU(), conv(16, 16), nn.ReLU())
+        self.mask, self.fc, self.stride = conv(16, 2, 1), nn.Linear(16, 5), nn.Conv2d(16, 4, 3, 2, 1)
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        y = self.body(x)
+        return {"class": F.log_softmax(self.fc(y.mean((2, 3))), -1), "maps": (F.softmax(self.mask(y), 1), self.stride(y))}
+
+
+def test_networks_that_return_several_tensors() -> None:
+    torch.manual_seed(0)
+    net, x = TwoResults().eval(), torch.randn(2, 3, 9, 9)
+    made = convert(net, p4m, example=x)
+    y = made(x)
+    assert [y["class"].shape, y["maps"][0].shape, y["maps"][1].shape] == [(2, 5), (2, 2, 9, 9), (2, 4, 5, 5)]
+    for pick in (lambda r: r["class"], lambda r: r["maps"][0], lambda r: r["maps"][1]):
+        assert equivariance_error(lambda t, p=pick: p(made.eval()(t)), p4m, x) < 1e-4  # type: ignore[misc]
+    with pytest.raises(ValueError, match=r"(?s)number 2 of the 3 tensors that it returns, is not equivariant.*stride"):
+        convert(net, p4m, example=torch.randn(2, 3, 8, 8))
+
+
+class Siamese(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(conv(3, 16), nn.ReLU(), nn.MaxPool2d(3), conv(16, 16), nn.ReLU())
+        self.fc = nn.Linear(16, 4)
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        out: Tensor = self.fc(torch.abs(self.body(a) - self.body(b)).mean((2, 3)))
+        return out
+
+
+class EarlyFusion(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = conv(4, 16), conv(16, 2)
+
+    def forward(self, image: Tensor, depth: Tensor) -> Tensor:
+        out: Tensor = self.second(F.relu(self.first(torch.cat([image, depth], 1))))
+        return out
+
+
+@pytest.mark.parametrize(("make", "channels"), [(Siamese, (3, 3)), (EarlyFusion, (3, 1))])
+def test_networks_of_two_images(make: Any, channels: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    net, pair = make().eval(), tuple(torch.randn(2, k, 9, 9) for k in channels)
+    made = convert(net, p4m, example=pair).eval()
+    error = equivariance_error(lambda t: made(*t.split(channels, 1)), p4m, torch.cat(pair, 1))
+    assert error < 1e-4
+    mean = convert(net, p4m, keep="channels", weights=True)
+    each = [net(*(act(p4m, h, x) for x in pair)) for h in range(8)]
+    total = torch.stack([act(p4m, p4m.inverse[h], y) if y.ndim > 2 else y for h, y in enumerate(each)]).mean(0)
+    torch.testing.assert_close(mean(*pair), total, rtol=1e-5, atol=1e-5)
+
+
+def test_examples_of_two_images_that_do_not_fit() -> None:
+    with pytest.raises(ValueError, match="must be of one size"):
+        convert(Siamese(), p4, example=(torch.randn(1, 3, 9, 9), torch.randn(1, 3, 6, 6)))
+    with pytest.raises(TypeError, match="expected an example image, or a tuple"):
+        convert(Siamese(), p4, example=(torch.randn(1, 3, 9, 9), 3))  # type: ignore[arg-type]
+
+
+def test_a_pad_that_turns_out_one_sided_is_refused_when_it_runs() -> None:
+    net = Written(lambda s, x: s.d(F.pad(s.c(x), [0, x.size(3) - s.c(x).size(3)] * 2)), c=nn.Conv2d(3, 8, 3), d=conv(8, 2, 5))
+    with pytest.raises(ValueError, match="one side more than the other"):
+        convert(net, p4)(torch.randn(1, 3, 9, 9))
+
+
+@pytest.mark.parametrize("name", ["halves", "zeros around", "layers that pad", "an image beside a map", "softmax in a layer"])
+def test_what_was_converted_is_exported(name: str) -> None:
+    torch.manual_seed(0)
+    net, x = convert(copy.deepcopy(GOOD[name]), p4m).eval(), torch.randn(2, 3, 9, 9)
+    torch.testing.assert_close(planar(net, fold=True)(x), net(x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["halves", "zeros around", "an image beside a map", "softmax over channels"])
+def test_on_hexagonal_lattices_too(name: str) -> None:
+    torch.manual_seed(0)
+    net = convert(copy.deepcopy(GOOD[name]), p6).eval()
+    x = image(p6, channels=3, size=9, dtype=torch.float32)
+    assert equivariance_error(net, p6, x) < 1e-4
+    torch.testing.assert_close(planar(net)(x), net(x), rtol=1e-5, atol=1e-6)

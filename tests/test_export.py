@@ -12,9 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from common import image
-from gcnn import GROUPS, Group, p4, p4m, p6
-from gcnn.export import planar
+from common import image, space
+from gcnn import GROUPS, Group, lattice, p4, p4m, p6, p6m
+from gcnn.export import planar, to_onnx
+from gcnn.lattice import to_hexagonal
 from gcnn.models import build
 from gcnn.nn import (
     CosetPool,
@@ -34,6 +35,12 @@ from gcnn.nn import (
 )
 
 BOXES = [g for g in GROUPS.values() if g.fills_box]
+HEXAGONAL = [g for g in GROUPS.values() if not g.fills_box]
+
+
+def part(group: Group) -> tuple[int, ...]:
+    """A subgroup that is not the whole group, the largest there is."""
+    return group.subgroups()[-2] if len(group.subgroups()) > 1 else (0,)
 
 
 class Network(nn.Module):
@@ -41,12 +48,13 @@ class Network(nn.Module):
 
     def __init__(self, group: Group) -> None:
         super().__init__()
-        half = group.subgroups()[-2] if len(group.subgroups()) > 1 else (0,)
-        self.lift = LiftConv(group, 2, 4, 3, padding=1, padding_mode="circular")
+        half = part(group)
+        mode: Any = "circular" if group.fills_box else "zeros"
+        self.lift = LiftConv(group, 2, 4, 3, padding=1, padding_mode=mode)
         self.norm, self.prelu, self.drop = GBatchNorm(group, 4), nn.PReLU(4), nn.Dropout(0.5)
         self.grouped = GConv(group, 4, 4, 3, padding=1, groups=2)
         self.strided = GConv(group, 8, 6, 3, stride=2, padding=1, dilation=1, bias=False)
-        self.pool, self.up = GMaxPool(group, 3, 1, 1), GUpsample(group, scale_factor=2)
+        self.pool, self.up = GMaxPool(group, 3, 1, 1), GUpsample(group, scale_factor=2, mode="linear")
         self.back = GConvTranspose(group, 6, 4, 3, padding=1)
         self.cosets = CosetPool(group, half, "mean")
         self.from_cosets = GConv(group, 4, 3, 1, stabilizer=half)
@@ -63,18 +71,20 @@ class Network(nn.Module):
         return y
 
 
-@pytest.mark.parametrize("group", BOXES, ids=str)
+@pytest.mark.parametrize("group", GROUPS.values(), ids=str)
 def test_planar_networks_compute_the_same(group: Group) -> None:
     torch.manual_seed(0)
     net = Network(group).double()
     x = image(group).double()
+    if not group.fills_box:
+        x = x + 1  # not zero outside the hexagon: the network does not look there, and neither may the plain one
     for _ in range(3):
         net(x)  # running statistics to fold
     net.eval()
     before = net(x)
     made = planar(net)
     torch.testing.assert_close(made(x), before, rtol=1e-12, atol=1e-12)
-    assert not [m for m in made.modules() if type(m).__module__.startswith("gcnn")]
+    torch.testing.assert_close(planar(net, fold=True)(x), before, rtol=1e-11, atol=1e-11)
     assert all(type(m).__module__.startswith(("torch.nn", "torch.fx")) for m in made.modules())
 
 
@@ -117,11 +127,6 @@ class Branching(nn.Module):
 @pytest.mark.parametrize(
     ("net", "message"),
     [
-        (nn.Sequential(LiftConv(p6, 1, 2, 3)), r"planar: 0 \(LiftConv.*lives on a hexagonal lattice"),
-        (
-            nn.Sequential(LiftConv(p4, 1, 2, 3), GPool(p4, [(0, (0, 0))])),
-            r"planar: 1 \(GPool.* has no planar form yet",
-        ),
         (nn.Sequential(GBatchNorm(p4m, 2, track_running_stats=False)), r"has no running statistics to fold"),
         (Branching(), r"torch.fx cannot trace Branching"),
     ],
@@ -218,3 +223,185 @@ def test_a_plain_network_runs_ahead_of_time(tmp_path: Path) -> None:
     file = inductor.aoti_compile_and_package(torch.export.export(planar(net), (x,)), package_path=str(tmp_path / "net.pt2"))
     with torch.no_grad():
         torch.testing.assert_close(inductor.aoti_load_package(file)(x), net(x), rtol=1e-5, atol=1e-5)
+
+
+# --- every layer on every lattice ----------------------------------------------------------------------------------------------
+
+THERE: dict[str, Any] = {  # what leads to a map with 4 channels, and the layer
+    "lift": lambda g: (nn.Identity(), LiftConv(g, 2, 4, 3, padding=1)),
+    "lift, strided": lambda g: (nn.Identity(), LiftConv(g, 2, 4, 3, padding=1, stride=2, bias=False)),
+    "conv": lambda g: (LiftConv(g, 2, 4, 3), GConv(g, 4, 2, 3, padding="same", dilation=2)),
+    "conv, grouped": lambda g: (LiftConv(g, 2, 4, 1), GConv(g, 4, 4, 3, padding=1, groups=2)),
+    "from cosets": lambda g: (
+        nn.Sequential(LiftConv(g, 2, 4, 1), CosetPool(g, part(g))),
+        GConv(g, 4, 2, 3, stabilizer=part(g), groups=2) if g.order > 1 else LiftConv(g, 4, 2, 3),
+    ),
+    "transposed": lambda g: (LiftConv(g, 2, 4, 1), GConvTranspose(g, 4, 2, 3, stride=2, padding=1)),
+    "transposed, grouped": lambda g: (LiftConv(g, 2, 4, 1), GConvTranspose(g, 4, 4, 3, dilation=2, padding=1, groups=2)),
+    "norm": lambda g: (LiftConv(g, 2, 4, 3), GBatchNorm(g, 4)),
+    "norm of an image": lambda g: (nn.Sequential(LiftConv(g, 2, 4, 3), CosetPool(g)), GBatchNorm(g, 4)),
+    "layer norm": lambda g: (LiftConv(g, 2, 4, 3), GLayerNorm(g, 4)),
+    "layer norm, grouped": lambda g: (nn.Sequential(LiftConv(g, 2, 4, 1), GConv(g, 4, 4, 1, groups=2)), GLayerNorm(g, 4)),
+    "layer norm of an image": lambda g: (nn.Sequential(LiftConv(g, 2, 4, 3), CosetPool(g)), GLayerNorm(g, 4)),
+    "max pool": lambda g: (LiftConv(g, 2, 4, 1), GMaxPool(g, 3, 2, 1)),
+    "max pool, grouped": lambda g: (nn.Sequential(LiftConv(g, 2, 4, 1), GConv(g, 4, 4, 1, groups=2)), GMaxPool(g, 3, 1, 1)),
+    "max pool of an image": lambda g: (nn.Identity(), GMaxPool(g, 3, 1, 1, 1)),
+    "average pool": lambda g: (LiftConv(g, 2, 4, 1), GAvgPool(g, 3, 1, 1)),
+    "average pool without padding": lambda g: (LiftConv(g, 2, 4, 1), GAvgPool(g, 3, 2, 1, count_include_pad=False)),
+    "average over all": lambda g: (LiftConv(g, 2, 4, 1), GAdaptiveAvgPool(g, 1)),
+    "upsample": lambda g: (LiftConv(g, 2, 4, 1), GUpsample(g, scale_factor=2, mode="linear")),
+    "subsample": lambda g: (LiftConv(g, 2, 4, 1), GSubsample(g, 2, part(g))),
+    "restrict": lambda g: (LiftConv(g, 2, 4, 1), Restrict(g, part(g))),
+    "coset pool": lambda g: (LiftConv(g, 2, 4, 1), CosetPool(g, part(g), "mean")),
+    "pool over the group": lambda g: (LiftConv(g, 2, 4, 1), CosetPool(g)),
+    "pool over a domain": lambda g: (
+        LiftConv(g, 2, 4, 1),
+        GPool(g, [(0, (0,) * g.dim), (g.order - 1, (1,) + (0,) * (g.dim - 1)), (0, (0,) * (g.dim - 1) + (-1,))]),
+    ),
+    "mean over a domain": lambda g: (
+        LiftConv(g, 2, 4, 1),
+        GPool(g, [(0, (1,) * g.dim), (g.order // 2, (0,) * g.dim)], "mean"),
+    ),
+    "sigmoid": lambda g: (LiftConv(g, 2, 4, 1), nn.Sigmoid()),  # not 0 at 0
+}
+
+
+@pytest.mark.parametrize("name", THERE)
+def test_every_layer_on_every_lattice(name: str) -> None:
+    for group in GROUPS.values():
+        torch.manual_seed(0)
+        before, layer = THERE[name](group)
+        net = nn.Sequential(before, layer).double()
+        x = 1 + torch.randn(2, 2, *space(group, 9 if group.dim < 3 else 5), dtype=torch.float64)
+        with torch.no_grad():
+            net(x)
+            y = net.eval()(x)
+            made = planar(net)
+            torch.testing.assert_close(made(x), y, rtol=1e-12, atol=1e-12, msg=lambda m, g=group: f"{g}: {m}")  # type: ignore[misc]
+            if group.dim < 3:
+                crop: Any = (..., *(slice(0, n - 4) for n in x.shape[2:]))
+                smaller = x[crop]  # the size is no part of it
+                torch.testing.assert_close(made(smaller), net(smaller), rtol=1e-12, atol=1e-12)
+        assert all(type(m).__module__.startswith(("torch.nn", "torch.fx")) for m in made.modules())
+
+
+@pytest.mark.filterwarnings("ignore:No complete tensor found")  # torch on weights that lie with their channels last
+def test_hexagonal_networks_load_without_this_package_and_stay_plain(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net: Any = build("p4cnn", group=p6, channels=3)
+    x = torch.randn(2, 1, 28, 28)
+    net(x)
+    net.eval()
+    plain = planar(net, fold=True)
+    with torch.no_grad():
+        y = net(x)
+        torch.testing.assert_close(plain(x), y, rtol=1e-5, atol=1e-6)
+        larger = torch.randn(1, 1, 40, 30)
+        torch.testing.assert_close(planar(net[:1])(larger), net[:1](larger), rtol=1e-5, atol=1e-5)
+    assert not [m for m in plain.modules() if isinstance(m, nn.BatchNorm2d)]
+    torch.save((plain, x, y), tmp_path / "net.pt")
+    torch.export.save(torch.export.export(plain, (x,)), tmp_path / "net.pt2")
+    torch.jit.save(torch.jit.trace(plain, (x,)), tmp_path / "net.ts")
+    script = """
+import sys
+sys.modules["gcnn"] = None
+import torch
+net, x, y = torch.load("net.pt", weights_only=False)
+with torch.no_grad():
+    for other in (net, torch.export.load("net.pt2").module(), torch.jit.load("net.ts")):
+        torch.testing.assert_close(other(x), y, rtol=1e-5, atol=1e-6)
+"""
+    done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_hexagonal_networks_as_onnx_files(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    net, x = build("p4cnn", group=p6m, channels=2).eval(), torch.randn(2, 1, 28, 28)
+    assert to_onnx(net, tmp_path / "net.onnx", x) < 1e-5
+    graph = onnx.load(tmp_path / "net.onnx").graph
+    stored = {i.name for i in graph.initializer if i.data_type == onnx.TensorProto.FLOAT}
+    assert not [n for n in graph.node if n.op_type == "Gather" and n.input[0] in stored]
+
+
+@pytest.mark.parametrize("size", [(8, 8), (9, 7)])
+def test_a_hexagonal_map_without_a_centre_is_refused_by_the_plain_network_too(size: tuple[int, int]) -> None:
+    with pytest.raises(RuntimeError, match="size"):
+        planar(LiftConv(p6, 1, 2, 3))(torch.zeros(1, 1, *size))
+
+
+class Resampled(nn.Module):
+    """From pixels to hexagons and back."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__()
+        self.how, self.lift, self.pool = how, LiftConv(p6, 2, 3, 3, padding=1), CosetPool(p6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.pool(self.lift(to_hexagonal(x, **self.how)))
+        return lattice.to_square(y, (11, 8), self.how.get("spacing"))
+
+
+@pytest.mark.parametrize("how", [{}, {"size": 17}, {"spacing": 1.3}, {"size": 21, "spacing": 0.9}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_images_are_resampled_by_plain_operations(how: dict[str, Any], dtype: torch.dtype) -> None:
+    net = Resampled(**how).to(dtype).eval()
+    made = planar(net)
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 1e-2}[dtype]
+    for size in ((20, 16), (7, 30)):
+        x = torch.randn(2, 2, *size).to(dtype)
+        torch.testing.assert_close(made(x), net(x), rtol=tolerance, atol=tolerance)
+
+
+def test_what_a_norm_gets_may_need_an_example() -> None:
+    torch.manual_seed(0)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lift, self.linear, self.norm = LiftConv(p6, 1, 2, 3), GLinear(p6, 2, 3), GBatchNorm(p6, 3)
+            self.layer_norm = GLayerNorm(p6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.layer_norm(self.norm(self.linear(self.lift(x).mean((-2, -1)))))
+            return y
+
+    net, x = Net().eval(), torch.randn(2, 1, 9, 9)
+    with pytest.raises(ValueError, match=r"planar: norm \(GBatchNorm.*give planar an example= input"):
+        planar(net)
+    torch.testing.assert_close(planar(net, example=x)(x), net(x), rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match=r"planar: the network fails on the example \(2, 3, 9, 9\): .*in_channels is 1"):
+        planar(net.train(), example=torch.randn(2, 3, 9, 9))
+    assert net.norm.training
+
+
+class InPlace(nn.Module):
+    """What is changed in place is seen by everyone who has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lift, self.conv = LiftConv(p6, 1, 2, 3), GConv(p6, 2, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.lift(x)
+        y = self.conv(x)
+        x.clamp_(min=0.5)
+        y += self.conv(x)
+        return y + x
+
+
+def test_functions_in_place_on_hexagonal_maps() -> None:
+    torch.manual_seed(0)
+    net, x = InPlace().eval(), torch.randn(2, 1, 9, 9)
+    torch.testing.assert_close(planar(net)(x), net(x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("group", [p4m, p6m], ids=str)
+def test_everything_of_a_plain_network_is_where_the_network_is(group: Group) -> None:
+    """On the meta device, which is no other's: a constant left elsewhere would be an error there, as it would be on a GPU."""
+    net, x = Network(group).eval().to("meta"), torch.empty(2, 2, 9, 9, device="meta")
+    assert planar(net)(x).shape == (2, 3)
+    layers = (LiftConv(group, 2, 4, 1), GPool(group, [(0, (0, 1))]), GLayerNorm(group, 4), Restrict(group, part(group)))
+    assert planar(nn.Sequential(*layers).to("meta"))(x).device.type == "meta"

@@ -17,12 +17,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, fx, nn
 from torch.nn.utils import parametrize
+from torch.utils._pytree import tree_leaves
 
 from gcnn.groups import Group
-from gcnn.nn import (
-    CosetPool,
-)
-from gcnn.rebuild import BY_SAMPLE, CONVS, TRANSPOSED, Converter, Value
+from gcnn.nn import CosetPool
+from gcnn.rebuild import Converter, Value
+from gcnn.rebuild.layers import MODULES
+from gcnn.rebuild.values import BY_SAMPLE, CONVS, NORMS_THAT_ACT, TRANSPOSED
 from gcnn.testing import explain
 
 __all__ = ["convert"]
@@ -36,7 +37,7 @@ def convert(
     keep: Keep = "params",
     pool: Literal["mean", "max"] | None = "mean",
     weights: bool = False,
-    example: Tensor | None = None,
+    example: Tensor | tuple[Tensor, ...] | None = None,
 ) -> nn.Module:
     """The equivariant version of an ordinary network, freshly drawn, with modules of the same names.
 
@@ -51,7 +52,8 @@ def convert(
     - `weights`: start from the old network's weights, each filter placed on the identity element. The new network then computes
       the old one on every transformed copy of the image at once, and with pool="mean" its answer is the mean of those answers, if
       nothing but linear functions follow the last layer. Needs keep="channels".
-    - `example`: an image (N, C, *X) on which the result is checked: an error if a stride or the like breaks the symmetry there.
+    - `example`: an image (N, C, *X), or a tuple of them for several inputs, on which every tensor of the result is checked: an
+      error if a stride or the like breaks the symmetry there.
 
     >>> from gcnn import p4
     >>> head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10)
@@ -95,7 +97,7 @@ def convert(
     return made if example is None else _checked(made, group, example)
 
 
-def _check_options(model: nn.Module, group: Group, keep: Keep, pool: str | None, weights: bool, example: Tensor | None) -> None:
+def _check_options(model: nn.Module, group: Group, keep: Keep, pool: str | None, weights: bool, example: Any) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"convert: expected an nn.Module, got {model!r}")
     if keep not in ("params", "channels", "cost"):
@@ -121,8 +123,15 @@ def _check_options(model: nn.Module, group: Group, keep: Keep, pool: str | None,
             f"convert: {type(model).__name__} has {several}, {group} has dimension {group.dim}; "
             f"take a group of dimension {max(dims)}"
         )
-    if example is not None and (example.ndim != group.dim + 2 or not example.is_floating_point()):
-        raise ValueError(f"convert: expected an example image with {group.dim + 2} axes, got {tuple(example.shape)}")
+    for image in () if example is None else _images(example):
+        if not isinstance(image, Tensor):
+            raise TypeError(f"convert: expected an example image, or a tuple of them for several inputs, got {image!r}")
+        if image.ndim != group.dim + 2 or not image.is_floating_point():
+            raise ValueError(f"convert: expected an example image with {group.dim + 2} axes, got {tuple(image.shape)}")
+
+
+def _images(example: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return example if isinstance(example, tuple) else (example,)
 
 
 def _fitted(build: Converter, factor: float) -> float:
@@ -140,13 +149,36 @@ def _fitted(build: Converter, factor: float) -> float:
     return best
 
 
-def _checked(made: nn.Module, group: Group, example: Tensor) -> nn.Module:
-    """The network, unless it is not equivariant on the example."""
-    like = next(made.parameters())
-    found = explain(made, example.to(like.device, like.dtype), group)
-    if not found.exact:
-        raise ValueError(f"convert: at this size the result is not equivariant:\n{found}")
+def _checked(made: nn.Module, group: Group, example: Tensor | tuple[Tensor, ...]) -> nn.Module:
+    """The network, unless something that it returns is not equivariant on the example."""
+    like, images = next(made.parameters()), _images(example)
+    if len({(len(x), *x.shape[2:]) for x in images}) > 1:
+        shapes = ", ".join(str(tuple(x.shape)) for x in images)
+        raise ValueError(f"convert: example images of several inputs are checked together, and must be of one size, got {shapes}")
+    x = torch.cat(images, 1).to(like.device, like.dtype)
+    channels = [image.shape[1] for image in images]
+    with torch.no_grad():
+        result = copy.deepcopy(made).eval()(*x.split(channels, 1))
+    results, alone = tree_leaves(result), isinstance(result, Tensor) and len(images) == 1
+    for i, y in enumerate(results):
+        if isinstance(y, Tensor) and y.is_floating_point():
+            found = explain(made if alone else _One(made, channels, i), x, group)
+            if not found.exact:
+                which = "" if len(results) == 1 else f", number {i} of the {len(results)} tensors that it returns,"
+                raise ValueError(f"convert: at this size the result{which} is not equivariant:\n{found}")
     return made
+
+
+class _One(nn.Module):
+    """One of the tensors that a network returns, for all of its images along the channels of one."""
+
+    def __init__(self, net: nn.Module, channels: list[int], which: int) -> None:
+        super().__init__()
+        self.net, self.channels, self.which = net, channels, which
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = tree_leaves(self.net(*x.split(self.channels, 1)))[self.which]
+        return found
 
 
 class _DependsError(ValueError):
@@ -183,7 +215,18 @@ class _Tracer(fx.Tracer):
         self.graded = torch.is_grad_enabled()
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return type(m).__name__ in BY_SAMPLE or super().is_leaf_module(m, module_qualified_name)
+        return type(m).__name__ in BY_SAMPLE | NORMS_THAT_ACT or super().is_leaf_module(m, module_qualified_name)
+
+    def iter(self, obj: fx.Proxy) -> Iterator[fx.Proxy]:
+        """The parts of a map, `for part in x.chunk(3, 1)`: as many as are asked for."""
+        whole: Any = obj
+        node, named = obj.node, dict(obj.node.kwargs)
+        asked: Any = node.args[1] if len(node.args) > 1 else named.get("chunks", named.get("split_size", 0))
+        if node.target in (torch.chunk, "chunk") and isinstance(asked, int):
+            return iter([whole[i] for i in range(asked)])
+        if node.target in (torch.split, "split") and isinstance(asked, list | tuple):
+            return iter([whole[i] for i in range(len(asked))])
+        return super().iter(obj)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         if torch.is_grad_enabled() != self.graded:
@@ -213,7 +256,7 @@ def _no_own_gradients() -> Iterator[None]:
 
 
 def _replaced(
-    model: nn.Module, group: Group, keep: Keep, pool: Literal["mean", "max"] | None, weights: bool, example: Tensor
+    model: nn.Module, group: Group, keep: Keep, pool: Literal["mean", "max"] | None, weights: bool, example: Any
 ) -> nn.Module:
     """A copy of the model with its modules replaced one by one, tried on the example."""
     made = copy.deepcopy(model)
@@ -222,7 +265,7 @@ def _replaced(
     shell = Converter.__new__(Converter)
     shell.model, shell.group, shell.pool, shell.weights = model, group, None, weights
     shell.factor = {"params": group.order**-0.5, "channels": 1.0, "cost": 1 / group.order}[keep]
-    shell.heads = {with_weights[-1]}
+    shell.heads, shell.multiple = {with_weights[-1]}, 1
     lifted = False
     for name, module in leaves:
         shell.graph, shell.root, shell.made, shell.values = fx.Graph(), nn.Module(), {}, {}
@@ -232,12 +275,12 @@ def _replaced(
         else:
             width = max(1, round(channels * shell.factor))
             x = Value(shell.graph.placeholder("x"), "map" if lifted else "image", channels, width)
-            for kinds, handle in shell._modules.items():
+            for kinds, handle in MODULES.items():
                 if isinstance(module, kinds) and not type(module).__module__.startswith("torch.nn"):
                     raise ValueError(
                         f"convert: {name} is a {type(module).__name__}, whose forward is its own; write it with torch's layers"
                     )
-                if isinstance(module, kinds) and not isinstance(module, nn.Linear | nn.Flatten):
+                if isinstance(module, kinds) and not isinstance(module, nn.Linear | nn.Flatten | nn.Softmax | nn.LogSoftmax):
                     handle(shell, name, module, x)
                     break
             new = shell.made.get(name) or next((m for n, m in shell.root.named_modules() if n == name), module)
@@ -249,7 +292,7 @@ def _replaced(
     like = next(made.parameters())
     try:
         with torch.no_grad():
-            copy.deepcopy(made).eval()(example.to(like.device, like.dtype))
+            copy.deepcopy(made).eval()(*(image.to(like.device, like.dtype) for image in _images(example)))
     except Exception as error:
         raise ValueError(
             f"convert: {type(model).__name__} cannot be traced by torch.fx, and with its modules replaced it fails: {error}. "

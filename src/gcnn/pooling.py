@@ -211,7 +211,7 @@ def adaptive_avg_pool(group: Group, x: Tensor, output_size: Size | None) -> Tens
                 f"{tuple(sorted(hexagonal))}, got {output}"
             )
         mask = domain_mask(group, x.shape[-group.dim :], x.device)
-        x = mask_outside(group, x) * (mask.numel() / mask.sum()).to(x.dtype)
+        x = mask_outside(group, x) * (mask.numel() / mask.sum().to(torch.promote_types(x.dtype, torch.float32))).to(x.dtype)
     return on_planes(group, x, lambda planes: pooling(planes, output if group.dim > 1 else output[0]))
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gcnn.checks import check_axes
 from gcnn.groups import Group
 from gcnn.nn.module import GModule
-from gcnn.pooling import upsample
+from gcnn.pooling import on_planes, upsample
 
 
 class EachElement(nn.Module):
@@ -63,3 +65,30 @@ class UpsampleTo(GModule):
     def forward(self, x: Tensor, size: Any) -> Tensor:
         """`x`, enlarged to `size`, one number an axis."""
         return upsample(self.group, x, tuple(size), None, self.mode, self.align_corners)
+
+
+class PadBoth(GModule):
+    """F.pad of images and maps by as much on either side; `pad` may also be given when it runs, and is checked then."""
+
+    _shown = ("pad", "mode", "value")
+
+    def __init__(self, group: Group, pad: tuple[int, ...] | None, mode: str = "constant", value: float = 0.0) -> None:
+        super().__init__(group)
+        self.pad, self.mode, self.value = None if pad is None else self._checked(pad), mode, value
+        if not group.fills_box and (mode != "constant" or value != 0):
+            raise ValueError(f"a pad of mode {mode!r} and value {value} continues a box, and {group} maps hexagons; pad by zeros")
+
+    def _checked(self, pad: Any) -> tuple[int, ...]:
+        pad = tuple(pad)
+        left, right = pad[0::2], pad[1::2]
+        if len(left) != len(right) or len(left) > self.group.dim:
+            raise ValueError(f"expected a pad of at most {self.group.dim} axes of space, two numbers each, got {pad}")
+        if left != right:
+            raise ValueError(f"pad (={pad}) pads one side more than the other, which is not equivariant; pad both sides alike")
+        check_axes(self.group, "pad", (*(0,) * (self.group.dim - len(left)), *left[::-1]))
+        return pad
+
+    def forward(self, x: Tensor, pad: Any = None) -> Tensor:
+        """`x`, padded."""
+        both: Any = self.pad if pad is None else self._checked(pad)
+        return on_planes(self.group, x, lambda planes: F.pad(planes, both, self.mode, self.value))

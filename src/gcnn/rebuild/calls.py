@@ -1,0 +1,279 @@
+"""Functions and methods between the layers, and what they become on a group."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from gcnn.export import POINTWISE_METHODS
+from gcnn.nn import GAdaptiveAvgPool, GAvgPool, GUpsample
+from gcnn.nn.each import ChannelDropout, ChannelNorm, UpsampleTo
+from gcnn.rebuild import layers
+from gcnn.rebuild.values import FUNCTIONAL_POOLS, UnevenError, Value, arguments, attribute, spatial, whole
+
+if TYPE_CHECKING:
+    from gcnn.rebuild.converter import Converter
+
+
+def _layer_norm(net: Converter, node: fx.Node, x: Value) -> Value:
+    if not x.last:
+        return net.pointwise(node, pointwise=False)
+    named = arguments(node, "shape", "weight", "bias", "eps")
+    numbers = [named.get("weight"), named.get("bias")]
+    wanted = (numbers[0] is not None, numbers[1] is not None)
+    made: Any = net.layer(node.name, net.model, lambda: ChannelNorm(x.new, named.get("eps", 1e-5), *wanted))
+    for mine, theirs in ((made.weight, numbers[0]), (made.bias, numbers[1])):
+        if net.weights and mine is not None and isinstance(theirs, fx.Node):
+            mine.data.copy_(attribute(net.model, str(theirs.target)))
+    return net.insert(node.name, made, x)
+
+
+def _pool(net: Converter, node: fx.Node, x: Value) -> Value:
+    kind = FUNCTIONAL_POOLS[node.target]
+    sizes = (*node.args[1:2], *(v for k, v in node.kwargs.items() if k in ("kernel_size", "output_size")))
+    if any(isinstance(s, fx.Node) for s in sizes):  # as large as the map
+        if kind is not GAvgPool:
+            raise net.refusal(f"{node.name}, a pool of a size that is known only when it runs,", x, "give it as numbers")
+        return replace(net.insert(node.name, GAdaptiveAvgPool(net.group, 1), x), single=True)
+    if kind is GAdaptiveAvgPool:
+        return layers.adaptive(net, node.name, sizes[0], x)
+    try:
+        made = kind(net.group, *node.args[1:], **spatial(node))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"convert: {node.name}: {error}") from None
+    return net.insert(node.name, made, x)
+
+
+def _interpolate(net: Converter, node: fx.Node, x: Value) -> Value:
+    named = arguments(node, "size", "scale_factor", "mode", "align_corners")
+    size, scale = named.get("size"), named.get("scale_factor")
+    mode, corners = str(named.get("mode", "nearest")), named.get("align_corners")
+    known = ("nearest", ("linear", "bilinear", "trilinear")[net.group.dim - 1])
+    if mode not in known or named.get("antialias"):
+        raise net.refusal(f"{node.name}, an interpolate of mode {mode!r},", x, f"modes {known} without antialias are known")
+    x = replace(x, single=False)
+    if scale is not None or isinstance(size, int):
+        make = partial(GUpsample, net.group, size, whole(scale), mode, corners)
+        return net.insert(node.name, net.layer(node.name, nn.Upsample(size, scale, mode), make), x)
+    made = UpsampleTo(net.group, mode, corners)
+    new = net.add(node.name, made)
+    sizes = fx.map_arg(size, lambda n: net.value(n).node)
+    return replace(x, node=net.graph.call_module(new, (x.node, sizes)))
+
+
+def _dropout(net: Converter, node: fx.Node, x: Value) -> Value:
+    by_number = node.target is F.dropout or x.kind == "other"
+    if node.name in net.always:
+        return net.pointwise(node, by_number)
+    p = arguments(node, "p").get("p", 0.5)  # tracing has fixed what `training` was
+    return net.insert(node.name, nn.Dropout(p) if by_number else ChannelDropout(p), x)
+
+
+def _pad(net: Converter, node: fx.Node, x: Value) -> Value:
+    named = arguments(node, "pad", "mode", "value")
+    return layers.padded(net, node.name, node.name, x, named["pad"], named.get("mode", "constant"), named.get("value") or 0.0)
+
+
+def _softmax(net: Converter, node: fx.Node, x: Value) -> Value:
+    named, log = arguments(node, "dim"), "log" in str(getattr(node.target, "__name__", node.target))
+    return layers.softmax_over(net, f"{node.name}, a softmax", log, named.get("dim"), x, named.get("dtype"))
+
+
+def _split(net: Converter, node: fx.Node, x: Value) -> Value:
+    """The parts of a chunk or split along the channels."""
+    what = "chunk" if "chunk" in str(node.target) else "split"
+    amount = (
+        node.args[1] if len(node.args) > 1 else next(v for k, v in node.kwargs.items() if k not in ("dim", "tensor", "input"))
+    )
+    dim = node.args[2] if len(node.args) > 2 else node.kwargs.get("dim", 0)
+    if not net.along_channels(x, dim) or not x.old:
+        raise net.refusal(f"{node.name}, a {what} along axis {dim},", x, "split maps along their channels, axis 1")
+    if isinstance(amount, int):
+        step = math.ceil(x.old / amount) if what == "chunk" else amount
+        sizes = [min(step, x.old - start) for start in range(0, x.old, step)]
+    else:
+        sizes = [int(n) for n in amount]  # type: ignore[union-attr, arg-type]
+    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+    return Value([_channels(net, node, x, end - n, end) for n, end in zip(sizes, ends, strict=True)], "parts")
+
+
+def _channels(net: Converter, node: fx.Node, x: Value, start: int, end: int) -> Value:
+    """Some of the channels: the same share of those that there are now."""
+    unit = math.gcd(start, end, x.old)
+    if not 0 <= start < end <= x.old:
+        raise net.refusal(f"{node.name}, which takes channels {start} to {end} of {x.old},", x, "take some that are there")
+    if x.new * unit % x.old:
+        raise UnevenError(node.name, x, start, end, x.old // unit)
+    first, count = start * x.new // x.old, (end - start) * x.new // x.old
+    return replace(x, node=net.graph.call_method("narrow", (x.node, 1, first, count)), old=end - start, new=count)
+
+
+def _item(net: Converter, node: fx.Node, x: Value) -> Value:
+    index: Any = node.args[1]
+    if x.kind == "shape":
+        return _size(net, x, index)
+    if x.kind == "parts":
+        if not isinstance(index, int) or not -len(x.node) <= index < len(x.node):
+            raise net.refusal(f"{node.name}, part {index} of the {len(x.node)} parts of a map,", x, "take one that is there")
+        return x.node[index]
+    whole, steps = slice(None), index if isinstance(index, tuple) else (index,)
+    if (
+        x.kind in ("image", "map", "fibre")
+        and not x.last
+        and x.old
+        and len(steps) > 1
+        and isinstance(steps[1], slice)
+        and steps[1].step in (None, 1)
+        and all(isinstance(i, int | None) for i in (steps[1].start, steps[1].stop))
+        and all(i in (whole, ...) for i in (steps[0], *steps[2:]))
+        and steps[0] == whole
+    ):
+        start, end, _ = steps[1].indices(x.old)
+        return _channels(net, node, x, start, end)
+    return net.pointwise(node, pointwise=False)
+
+
+def viewed(net: Converter, node: fx.Node, x: Value) -> Value:
+    """A parameter with another shape, (C,) as (1, C, 1, 1), say."""
+    held = net.held(x)
+    if not isinstance(held, Tensor) or any(isinstance(a, fx.Node) for a in node.args[1:]):
+        return net.pointwise(node, pointwise=False)
+    how: Any = getattr(Tensor, node.target) if isinstance(node.target, str) else node.target
+    seen = how(held.detach(), *node.args[1:], **node.kwargs)
+    if seen.numel() != held.numel():
+        return net.pointwise(node, pointwise=False)
+    return replace(x, view=tuple(seen.shape))
+
+
+def _flatten(net: Converter, node: fx.Node, x: Value) -> Value:
+    named = arguments(node, "start_dim", "end_dim")
+    return _flat(net, node, x, named.get("start_dim", 0), named.get("end_dim", -1))
+
+
+def _view(net: Converter, node: fx.Node, x: Value) -> Value:
+    given = node.args[1] if len(node.args) == 2 and isinstance(node.args[1], list | tuple) else node.args[1:]
+    ones = (1,) * net.group.dim
+    if x.kind in ("fibre", "flat") and len(given) == net.group.dim + 2 and tuple(given[2:]) == ones:
+        x = net.single(x) if x.kind == "flat" else x
+        index: Any = (..., *(None,) * net.group.dim)
+        return replace(x, node=net.graph.call_function(operator.getitem, (x.node, index)), kind="map", single=True)
+    return _flat(net, node, x, 1 if len(given) == 2 else -1)
+
+
+def _unchanged(net: Converter, node: fx.Node, x: Value) -> Value:
+    """Sums and products repeat what they must."""
+    return x if x.kind in ("map", "fibre") else net.pointwise(node, node.target in POINTWISE_METHODS)
+
+
+def _flat(net: Converter, node: fx.Node, x: Value, start: Any, end: Any = -1) -> Value:
+    if start != 1 or end not in (-1, net.group.dim + 1):
+        raise net.refusal(f"{node.name}, a {node.target} to a shape of its own,", x, "flatten(1) and a mean over space are known")
+    return layers.flat_map(net, node.name, x)
+
+
+def _over_space(net: Converter, node: fx.Node, x: Value) -> Value:
+    """A mean, sum or maximum over all of space."""
+    if x.kind not in ("map", "image"):
+        return net.pointwise(node, pointwise=False)
+    how = str(getattr(node.target, "__name__", node.target))
+    named = arguments(node, "dim", "keepdim")
+    dims, keepdim = named.get("dim"), bool(named.get("keepdim", False))
+    rank = net.group.dim + 2
+    first = 1 if x.last else 2
+    places = {d % rank for d in (dims if isinstance(dims, list | tuple) else [dims])} if dims is not None else set()
+    if places != set(range(first, first + net.group.dim)):
+        raise net.refusal(f"{node.name}, a {how} over axes {dims},", x, f"take it over all {net.group.dim} axes of space")
+    over = tuple(range(-net.group.dim, 0))
+    found = net.graph.call_method(how, (x.node, over, keepdim))
+    return (
+        replace(x, node=found, single=True)
+        if keepdim
+        else replace(x, node=found, kind="fibre" if x.kind == "map" else "other", last=False)
+    )
+
+
+def _permuted(net: Converter, node: fx.Node, x: Value) -> Value:
+    dims: Any = node.args[1:] if len(node.args) > 2 else arguments(node, "dims")["dims"]
+    rank = net.group.dim + 2
+    places = tuple(d % rank for d in dims)
+    to_last, to_first = (0, *range(2, rank), 1), (0, rank - 1, *range(1, rank - 1))
+    if x.kind == "map" and places == (to_first if x.last else to_last):
+        return replace(x, last=not x.last)
+    raise net.refusal(f"{node.name}, a permute by {tuple(dims)},", x, f"channels may go to the end, {to_last}, and back")
+
+
+def _cat(net: Converter, node: fx.Node, x: Value) -> Value:
+    tensors: Any = node.args[0] if node.args else node.kwargs["tensors"]
+    dim: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
+    parts = [net.value(t) for t in tensors]
+    kinds = {(p.kind, p.last) for p in parts}
+    if kinds == {("image", False), ("map", False)}:
+        parts = [p if p.kind == "map" else net.lifted(node.name, p) for p in parts]
+    elif kinds == {("other", False)}:
+        return net.pointwise(node, pointwise=False)
+    elif len(kinds) > 1 or not (net.along_channels(parts[0], dim) or (parts[0].kind == "flat" and dim in (1, -1))):
+        told = ", ".join(p.kind for p in parts)
+        raise ValueError(
+            f"convert: {node.name} concatenates {told} along axis {dim}; values of one kind can be, along the "
+            "channels, axis 1, and images with maps"
+        )
+    if not net.along_channels(parts[0], dim) and parts[0].kind != "flat":
+        raise ValueError(f"convert: {node.name} concatenates along axis {dim}; the channels are axis 1")
+    found = net.graph.call_function(torch.cat, ([p.node for p in parts], 1))
+    old, new = (sum(p.old for p in parts), sum(p.new for p in parts)) if all(p.old for p in parts) else (0, 0)
+    return replace(parts[0], node=found, old=old, new=new)
+
+
+def _shape(net: Converter, node: fx.Node, x: Value) -> Value:
+    if node.target is getattr and node.args[1] not in ("shape", "ndim"):
+        return net.pointwise(node, pointwise=False)
+    if node.target == "dim" or (node.target is getattr and node.args[1] == "ndim"):
+        return Value(2 if x.kind in ("fibre", "flat") else net.group.dim + 2, "size")
+    found = net.graph.call_function(getattr, (x.node, "shape"))
+    shape = replace(x, node=found, kind="shape", new=0 if x.kind == "image" else x.new)
+    return _size(net, shape, node.args[1]) if node.target == "size" and len(node.args) > 1 else shape
+
+
+def _size(net: Converter, shape: Value, index: Any) -> Value:
+    """An entry or a slice of the shape of a map, in which the axis S comes before space."""
+    if shape.kind == "shape" and shape.new:  # of a map, not of an image
+        if isinstance(index, slice):
+            start, stop = (i if i is None or i < 2 else i + 1 for i in (index.start, index.stop))
+            if (start or 0) >= 0 and (start or 0) < 2 and (stop is None or stop > 2):
+                raise net.refusal(
+                    "a whole shape", shape, "sizes of space alone, x.shape[2:], and the batch, x.shape[0], are known"
+                )
+            index = slice(start, stop, index.step)
+        elif index >= 2:
+            index += 1
+    return Value(net.graph.call_function(operator.getitem, (shape.node, index)), "size")
+
+
+OF_ANYTHING: dict[Any, Callable[..., Value]] = {
+    **dict.fromkeys((torch.cat, torch.concat, torch.concatenate), _cat),
+    **dict.fromkeys((F.dropout, F.dropout1d, F.dropout2d, F.dropout3d), _dropout),
+}
+
+OPERATIONS: dict[Any, Callable[..., Value]] = {
+    **dict.fromkeys(FUNCTIONAL_POOLS, _pool),
+    **dict.fromkeys((getattr, "size", "dim"), _shape),
+    **dict.fromkeys((torch.flatten, "flatten"), _flatten),
+    **dict.fromkeys(("view", "reshape"), _view),
+    **dict.fromkeys((torch.mean, torch.amax, torch.sum, "mean", "amax", "sum"), _over_space),
+    **dict.fromkeys((torch.permute, "permute"), _permuted),
+    **dict.fromkeys(("expand_as", "contiguous"), _unchanged),
+    **dict.fromkeys((F.softmax, F.log_softmax, torch.softmax, torch.log_softmax, "softmax", "log_softmax"), _softmax),
+    **dict.fromkeys((torch.chunk, torch.split, "chunk", "split"), _split),
+    operator.getitem: _item,
+    F.interpolate: _interpolate,
+    F.layer_norm: _layer_norm,
+    F.pad: _pad,
+}

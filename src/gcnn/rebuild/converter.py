@@ -1,0 +1,299 @@
+"""The network that is being rebuilt: its graph, its values, and what the handlers of layers and calls ask of it."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, fx, nn
+
+from gcnn.export import POINTWISE_FUNCTIONS, POINTWISE_METHODS, POINTWISE_MODULES
+from gcnn.groups import Group
+from gcnn.nn import CosetPool
+from gcnn.rebuild import calls, layers
+from gcnn.rebuild.graph import heads, images
+from gcnn.rebuild.values import BY_SAMPLE, CONVS, NORMS, RESHAPES, TRANSPOSED, UnevenError, Value, attribute
+
+
+class Converter:
+    """Rebuilds a traced graph node by node."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        graph: fx.Graph,
+        group: Group,
+        pool: Literal["mean", "max"] | None,
+        weights: bool,
+        always: set[str],
+    ) -> None:
+        self.model, self.old_graph, self.group, self.pool, self.weights = model, graph, group, pool, weights
+        self.always = always
+        self.heads, self.images = set(heads(model, graph)), images(model, graph)
+        self.multiple = 1
+
+    def at(self, factor: float) -> fx.GraphModule:
+        """The new network with widths multiplied by `factor`, and such that channels can be split as they are."""
+        self.factor = factor
+        while True:
+            try:
+                return self._built()
+            except UnevenError as error:
+                needed = math.lcm(self.multiple, error.parts)
+                self.multiple = needed if needed > self.multiple else self.multiple * error.parts  # parts of parts
+                if self.multiple > 64:
+                    raise ValueError(f"convert: {error}") from None
+
+    def _built(self) -> fx.GraphModule:
+        self.graph, self.root = fx.Graph(), nn.Module()
+        self.values: dict[fx.Node, Value] = {}
+        self.made: dict[str, nn.Module] = {}
+        for node in self.old_graph.nodes:
+            handle: Callable[[fx.Node], Value] = getattr(self, f"_{node.op}")
+            self.values[node] = handle(node)
+        self.graph.lint()
+        return fx.GraphModule(self.root, self.graph, type(self.model).__name__)
+
+    def _placeholder(self, node: fx.Node) -> Value:
+        channels = self.images.get(node)
+        return Value(self.graph.node_copy(node), "other" if channels is None else "image", channels or 0, channels or 0)
+
+    def _output(self, node: fx.Node) -> Value:
+        def result(x: Value) -> Any:
+            if x.kind == "parts":
+                return tuple(result(part) for part in x.node)
+            y = self.pooled(x)
+            if x.kind == "flat" and self.pool is not None:
+                return self.graph.call_method("flatten", (y.node, 1))
+            return self.graph.call_method("movedim", (y.node, 1, -1)) if x.last else self.own(y)
+
+        return Value(self.graph.output(fx.map_arg(node.args[0], lambda n: result(self.values[n]))))
+
+    def _get_attr(self, node: fx.Node) -> Value:
+        """A parameter or buffer; one number a channel becomes one number a G-feature map when it meets a map."""
+        return Value(node)
+
+    def _call_module(self, node: fx.Node) -> Value:
+        name = str(node.target)
+        module = self.model.get_submodule(name)
+        x = self.value(node.args[0] if node.args else next(iter(node.kwargs.values()), None))
+        if len(node.args) + len(node.kwargs) != 1:
+            if any(self.value(n).kind not in ("other", "size") for n in node.all_input_nodes):
+                raise self.refusal(f"{name} ({type(module).__name__}), which has further arguments,", x)
+            made = self.add(name, self.layer(name, module, lambda: copy.deepcopy(module)))
+            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: self.own(self.value(n)))
+            return Value(self.graph.call_module(made, args, kwargs))
+        if x.kind == "other" and not isinstance(module, (*CONVS, *TRANSPOSED, *NORMS, nn.Linear)):
+            return self.kept(name, module, x)
+        for kinds, handle in layers.MODULES.items():
+            if isinstance(module, kinds):
+                return handle(self, name, module, x)
+        if isinstance(module, POINTWISE_MODULES) or type(module).__name__ in BY_SAMPLE:
+            return self.kept(name, module, x)
+        raise self.refusal(f"{name} ({type(module).__name__})", x)
+
+    def _call_function(self, node: fx.Node) -> Value:
+        return self._operation(node, POINTWISE_FUNCTIONS)
+
+    def _call_method(self, node: fx.Node) -> Value:
+        return self._operation(node, POINTWISE_METHODS)
+
+    def _operation(self, node: fx.Node, pointwise: Any) -> Value:
+        """A function or a method: by the tables of `calls`, or number by number."""
+        target: Any = node.target
+        x = self.value(node.args[0] if node.args else next(iter(node.kwargs.values()), None))
+        if target in calls.OF_ANYTHING:
+            return calls.OF_ANYTHING[target](self, node, x)
+        if target in RESHAPES and self.waits(x):
+            return calls.viewed(self, node, x)
+        if target in calls.OPERATIONS and x.kind != "other":
+            return calls.OPERATIONS[target](self, node, x)
+        return self.pointwise(node, target in pointwise)
+
+    def along_channels(self, x: Value, dim: Any) -> bool:
+        """Whether this axis of the old network's value held its channels."""
+        if dim is None or x.kind not in ("image", "map", "fibre"):
+            return False
+        rank = 2 if x.kind == "fibre" else self.group.dim + 2
+        return bool(-rank <= dim < rank and dim % rank == (rank - 1 if x.last else 1))
+
+    def waits(self, x: Value) -> bool:
+        """Whether this is a parameter that has not met anything yet."""
+        return isinstance(x.node, fx.Node) and x.node.graph is self.old_graph
+
+    def held(self, x: Value) -> Any:
+        """The numbers of a parameter that waits."""
+        held = attribute(self.model, str(x.node.target))
+        return held if x.view is None else held.reshape(x.view)
+
+    def single(self, x: Value) -> Value:
+        """A flattened map of a single place as a function on the group."""
+        return replace(x, node=self.graph.call_method("flatten", (x.node, 2)), kind="fibre")
+
+    def lifted(self, name: str, image: Value) -> Value:
+        """An image as a map that is the same on every element."""
+        if not image.old:
+            raise ValueError(
+                f"convert: {name} concatenates a map with an image whose channels are not known; let a convolution take that "
+                "image as it is, or convolve it before"
+            )
+        sizes = (-1, -1, self.group.order, *(-1,) * self.group.dim)
+        node = self.graph.call_method("expand", (self.graph.call_method("unsqueeze", (image.node, 2)), *sizes))
+        return replace(image, node=node, kind="map")
+
+    def pointwise(self, node: fx.Node, pointwise: bool) -> Value:
+        """A function of numbers, on values of one kind; images meet maps only after those were pooled."""
+        inputs = {n: self.value(n) for n in node.all_input_nodes}
+        kinds = {v.kind for v in inputs.values()}
+        if kinds <= {"other", "shape", "size"}:
+            sizes = Value(self._copied(node, {n: self.own(v) for n, v in inputs.items()}))
+            return replace(sizes, kind="size") if kinds == {"size"} else sizes
+        maps = [v for v in inputs.values() if v.kind not in ("other", "shape", "size")]
+        if "parts" in kinds:
+            raise self.refusal(f"{node.name}, a call on the parts of a map,", Value(None), "take the parts one by one")
+        like = max(maps, key=lambda v: (v.kind != "image", v.old, not v.single))
+        what = f"{node.name}, a call of {getattr(node.target, '__name__', node.target)},"
+        if not pointwise:
+            raise self.refusal(what, like)
+        if "image" in kinds and like.kind == "map":  # an image is a map that is the same on every element
+            if like.new != like.old or like.last:
+                raise self.refusal(what, like, 'an image meets it, so its channels must be those of the image: keep="channels"')
+            lifted = {n: self.graph.call_method("unsqueeze", (v.node, 2)) for n, v in inputs.items() if v.kind == "image"}
+            inputs = {
+                n: replace(v, node=lifted[n], kind="map", old=like.old, new=like.new) if n in lifted else v
+                for n, v in inputs.items()
+            }
+            maps = [v for v in inputs.values() if v.kind not in ("other", "shape", "size")]
+        if len({(v.kind, v.last) for v in maps}) > 1:
+            raise self.refusal(what, like, "values of one kind can be added or multiplied")
+        for n, v in inputs.items():
+            if v.kind in ("other", "shape") and not self.waits(v):
+                raise self.refusal(
+                    f"{what} which meets {n.name}, something that is no map,", like, "numbers and parameters are known"
+                )
+        new = {v.new for v in maps if v.old == like.old}
+        if len(new) > 1:
+            raise ValueError(
+                f"convert: {node.name} adds or multiplies maps that had {like.old} channels and now have {sorted(new)}, "
+                'since some of them were concatenated; use keep="channels"'
+            )
+        nodes: dict[fx.Node, Any] = {}
+        for n, v in inputs.items():
+            nodes[n] = self._spread_parameter(v, like) if self.waits(v) else v.node
+        return replace(like, node=self._copied(node, nodes))
+
+    def _copied(self, node: fx.Node, nodes: dict[fx.Node, Any]) -> fx.Node:
+        return self.graph.node_copy(node, lambda n: nodes[n])
+
+    def own(self, value: Value) -> Any:
+        """A parameter that meets no map stays as it is."""
+        if not self.waits(value):
+            return value.node
+        kept = self._parameter(str(value.node.target), attribute(self.model, str(value.node.target)))
+        return kept if value.view is None else self.graph.call_method("reshape", (kept, value.view))
+
+    def _spread_parameter(self, value: Value, like: Value) -> Any:
+        """A parameter of one number a channel, (C, 1, ...), as one number a G-feature map, (K, 1, 1, ...)."""
+        node, held = value.node, self.held(value)
+        if held.numel() == 1:
+            return self._parameter(str(node.target), held.reshape(()))
+        space = () if like.kind in ("fibre", "flat") or like.last else (1,) * self.group.dim
+        by_channel = (
+            held.numel() == max(held.shape)
+            and held.shape[len(held.shape) - len(space) :] == space
+            and (len(space) == 0 or held.ndim > len(space))
+        )
+        if like.kind == "image" and by_channel:
+            return self._parameter(str(node.target), held)
+        if not by_channel or held.numel() != like.old or like.kind == "image":
+            raise ValueError(
+                f"convert: the parameter {node.target} of shape {tuple(held.shape)} meets a map of {like.old} channels; "
+                "one number, or one a channel, is known"
+            )
+        # channels that were permuted to the end are where they were
+        shape = (like.new, *(1,) * (self.group.dim + 1 if like.kind == "map" else 1))
+        return self._parameter(str(node.target), held.flatten()[: like.new].reshape(shape))
+
+    def _parameter(self, name: str, held: Tensor) -> fx.Node:
+        place, last = self.place_of(name)
+        if not hasattr(place, last):
+            made: Any = held.detach().clone()
+            if isinstance(attribute(self.model, name), nn.Parameter):
+                place.register_parameter(last, nn.Parameter(made, held.requires_grad))
+            else:
+                place.register_buffer(last, made)
+        return self.graph.get_attr(name)
+
+    def value(self, node: Any) -> Value:
+        """What a node of the old network, or a constant, has become."""
+        return self.values[node] if isinstance(node, fx.Node) else Value(node)
+
+    def width(self, name: str, channels: int) -> int:
+        """How many channels a layer gets."""
+        return channels if name in self.heads else self.multiple * max(1, round(channels * self.factor / self.multiple))
+
+    def pooled(self, x: Value) -> Value:
+        """A map as an image, a function on the group as numbers, unless the result is to stay on the group."""
+        if x.kind == "flat" and x.single and not x.last:
+            return self.pooled(replace(x, kind="map"))
+        if x.kind == "flat":
+            raise ValueError(
+                "convert: a map is flattened and no linear layer follows; end with a mean over space, or with a linear layer"
+            )
+        if x.kind not in ("map", "fibre") or self.pool is None:
+            return x
+        y = self.insert("coset_pool", CosetPool(self.group, reduce=self.pool), x)
+        return replace(y, kind="image" if x.kind == "map" else "other", last=False)
+
+    def layer(self, name: str, module: nn.Module, make: Callable[[], nn.Module]) -> nn.Module:
+        """A new layer on the device and in the dtype of the old one; the same one again where that was called twice."""
+        if name in self.made:
+            return self.made[name]
+        try:
+            made = make()
+        except ValueError as error:
+            raise ValueError(f"convert: {name} ({module}): {error}") from None
+        like = next(module.parameters(), next(self.model.parameters(), None))
+        if like is not None and torch.empty(0).device.type != "meta":
+            made.to(like.device, like.dtype)
+        self.made[name] = made
+        return made
+
+    def kept(self, name: str, module: nn.Module, x: Value) -> Value:
+        """The layer as it is, on `x`."""
+        return self.insert(name, self.layer(name, module, lambda: copy.deepcopy(module)), x)
+
+    def insert(self, name: str, module: nn.Module, x: Value) -> Value:
+        """A new layer on `x`."""
+        return replace(x, node=self.graph.call_module(self.add(name, module), (x.node,)))
+
+    def add(self, name: str, module: nn.Module) -> str:
+        """Gives the module its name in the new network; another one where that is taken."""
+        place, last = self.place_of(name)
+        prefix = name[: len(name) - len(last)]
+        count = 1
+        while getattr(place, last, module) is not module:
+            count += 1
+            last = f"{name[len(prefix) :]}_{count}"
+        place.add_module(last, module)
+        return prefix + last
+
+    def place_of(self, name: str) -> tuple[nn.Module, str]:
+        """The module that is to hold what has this name, and its last part."""
+        place, (*path, last) = self.root, name.split(".")
+        for part in path:
+            if not hasattr(place, part):
+                place.add_module(part, nn.Module())
+            place = getattr(place, part)
+        return place, last
+
+    def refusal(self, what: str, x: Value, remedy: str = "") -> ValueError:
+        """The error for what would not keep the symmetry."""
+        where = {"image": "an image", "map": "a map on the group", "fibre": "a function on the group", "flat": "a flattened map"}
+        where["other"] = "what does not come from the first input alone"
+        remedy = remedy or "convert the parts around it, or write it with convolutions, norms, pools and pointwise functions"
+        return ValueError(f"convert: {what} cannot be made equivariant on {where.get(x.kind, 'this')}; {remedy}")

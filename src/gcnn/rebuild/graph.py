@@ -1,0 +1,65 @@
+"""What a traced graph tells before it is rebuilt: which layers are heads, and which inputs are images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+
+from gcnn.export import POINTWISE_FUNCTIONS, POINTWISE_METHODS, POINTWISE_MODULES
+from gcnn.rebuild.values import ADAPTIVE, AVG_POOLS, CONVS, FUNCTIONAL_POOLS, INSTANCE_NORMS, MAX_POOLS, NORMS, PADS, TRANSPOSED
+
+
+def heads(model: nn.Module, graph: fx.Graph) -> Iterator[str]:
+    """The names of the layers with weights that nothing but pointwise functions and the like separates from the result."""
+    seen: set[fx.Node] = set()
+    waiting = [n for node in graph.nodes if node.op == "output" for n in node.all_input_nodes]
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        module = model.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if isinstance(module, (*CONVS, *TRANSPOSED, nn.Linear)):
+            yield str(node.target)
+        if not isinstance(module, (*CONVS, *TRANSPOSED, nn.Linear)) or getattr(module, "groups", 1) > 1:  # keeps its channels
+            waiting += node.all_input_nodes
+
+
+def images(model: nn.Module, graph: fx.Graph) -> dict[fx.Node, int]:
+    """The inputs that are images, and how many channels they have if that is known: those that lead to a convolution."""
+    given = [node for node in graph.nodes if node.op == "placeholder"]
+    found: dict[fx.Node, int] = {}
+    for start in given:
+        waiting, seen = [start], {start}
+        while waiting:
+            node = waiting.pop()
+            module = model.get_submodule(str(node.target)) if node.op == "call_module" else None
+            if isinstance(module, CONVS):
+                direct = node.args[:1] == (start,) or _channels_stay(model, node.args[0], start)
+                found[start] = max(found.get(start, 0), module.in_channels if direct else 0)
+                continue
+            if node is start or _passes(model, node) or node.target in (torch.cat, torch.concat, torch.concatenate):
+                waiting += [user for user in node.users if user not in seen]
+                seen.update(node.users)
+    return found or dict.fromkeys(given[:1], 0)
+
+
+def _passes(model: nn.Module, node: fx.Node) -> bool:
+    """Whether this is a function of one image that gives an image with the same channels."""
+    if len(node.all_input_nodes) != 1:
+        return False
+    if node.op == "call_module":
+        kinds = (*POINTWISE_MODULES, *NORMS, *INSTANCE_NORMS, nn.GroupNorm, *MAX_POOLS, *AVG_POOLS, *ADAPTIVE, nn.Upsample)
+        return isinstance(model.get_submodule(str(node.target)), (*kinds, *(kind for pads in PADS for kind in pads)))
+    functions = (*FUNCTIONAL_POOLS, F.interpolate, F.pad)
+    return node.target in POINTWISE_FUNCTIONS or node.target in POINTWISE_METHODS or node.target in functions
+
+
+def _channels_stay(model: nn.Module, node: Any, start: fx.Node) -> bool:
+    while isinstance(node, fx.Node) and node is not start and _passes(model, node):
+        node = node.all_input_nodes[0]
+    return node is start

@@ -1,0 +1,96 @@
+"""What is known of a value of the new network, the kinds of layers that are known, and small helpers."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+
+from gcnn.nn import GAdaptiveAvgPool, GAvgPool, GMaxPool
+
+CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+MAX_POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
+AVG_POOLS = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
+ADAPTIVE = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
+CHANNEL_DROPOUTS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+PADS: dict[Any, str] = {
+    (nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d): "constant",
+    (nn.ReflectionPad1d, nn.ReflectionPad2d, nn.ReflectionPad3d): "reflect",
+    (nn.ReplicationPad1d, nn.ReplicationPad2d, nn.ReplicationPad3d): "replicate",
+    (nn.CircularPad1d, nn.CircularPad2d, nn.CircularPad3d): "circular",
+}
+BY_SAMPLE = {"DropPath", "StochasticDepth"}  # drop whole samples: they do not mind another axis
+NORMS_THAT_ACT = {"BatchNormAct2d"}  # timm's: a norm, and then what its `drop` and `act` do
+FUNCTIONAL_POOLS: dict[Any, Any] = {
+    **dict.fromkeys((F.max_pool1d, F.max_pool2d, F.max_pool3d), GMaxPool),
+    **dict.fromkeys((F.avg_pool1d, F.avg_pool2d, F.avg_pool3d), GAvgPool),
+    **dict.fromkeys((F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d), GAdaptiveAvgPool),
+}
+RESHAPES = {torch.reshape, torch.unsqueeze, torch.flatten, operator.getitem, "reshape", "view", "unsqueeze", "flatten"}
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value of the new network, and how it corresponds to the old one's."""
+
+    node: Any
+    kind: Literal["image", "map", "fibre", "flat", "shape", "size", "parts", "other"] = "other"
+    """(N, K, *X); (N, K, S, *X); (N, K, S); a map that was flattened, still a map; the shape of a map; numbers from it; a list of
+    values; else. A parameter is the node of the old network, which waits to see what it meets."""
+    old: int = 0
+    """Channels it had in the old network."""
+    new: int = 0
+    last: bool = False
+    """A map that had its channels permuted to the end; still as it was."""
+    single: bool = False
+    """A map whose space is a single place."""
+    view: tuple[int, ...] | None = None
+    """The shape that a parameter was given."""
+
+
+class UnevenError(Exception):
+    """Channels cannot be split in these proportions: widths must be multiples of `parts`."""
+
+    def __init__(self, name: str, x: Value, start: int, end: int, parts: int) -> None:
+        super().__init__(
+            f"{name} takes channels {start} to {end} of {x.old}, of which {x.new} are left, and no whole number of them is that "
+            'share; use keep="channels"'
+        )
+        self.parts = parts
+
+
+def attribute(model: nn.Module, name: str) -> Any:
+    """What has this name in a network."""
+    return operator.attrgetter(name)(model)
+
+
+def spatial(node: fx.Node) -> dict[str, Any]:
+    """The arguments of a functional pool that a layer takes."""
+    refused = {k: v for k, v in node.kwargs.items() if k in ("ceil_mode", "return_indices", "divisor_override") and v}
+    if refused:
+        raise ValueError(f"convert: {node.name} uses {', '.join(refused)}, which is not equivariant, or not known; leave it out")
+    return {k: v for k, v in node.kwargs.items() if k not in ("ceil_mode", "return_indices", "divisor_override", "input")}
+
+
+def arguments(node: fx.Node, *names: str) -> dict[str, Any]:
+    """The arguments of a call after the first, by name."""
+    return dict(zip(names, node.args[1:], strict=False)) | dict(node.kwargs)
+
+
+def whole(scale: Any) -> Any:
+    """A scale factor as whole numbers, where it is one."""
+    if isinstance(scale, tuple | list):
+        return tuple(whole(s) for s in scale)
+    return int(scale) if isinstance(scale, float) and scale.is_integer() else scale
+
+
+def divisor(number: int, most: int) -> int:
+    """The largest divisor of `number` up to `most`."""
+    return max(d for d in range(1, min(number, most) + 1) if number % d == 0)
