@@ -19,22 +19,25 @@ _NETWORKS: dict[str, dict[str, dict[str, Any]]] = {
     "resnet44": {"p1": {"widths": (32, 64, 128)}, "p4": {"widths": (16, 32, 64)}, "p4m": {"widths": (11, 23, 45)}},
     "resnet26": {"p1": {"widths": (71, 142, 284)}, "p4m": {"widths": (25, 50, 100)}},
 }
-_SGD = Config(data="cifar10", optimizer="sgd", amp=True, reestimate="no", test_every=1000)
-_RESNET = replace(_SGD, epochs=300, batch_size=128, lr=0.05, drops=(50, 100, 150), weight_decay=1e-3)
-_ALLCNN = replace(_SGD, epochs=350, batch_size=128, lr=0.05, drops=(200, 250, 300), weight_decay=1e-3)
-_FAST = replace(_SGD, batch_size=250, lr=0.2, schedule="linear", warmup=5, weight_decay=1e-3, label_smoothing=0.1)
+_SGD = Config(data="whitened_cifar10", optimizer="sgd", weight_decay=1e-3, amp=True, reestimate="no", test_every=1000)
+_RESNET = replace(_SGD, epochs=300, lr=0.05, drops=(50, 100, 150))
+_ALLCNN = replace(_SGD, epochs=350, lr=0.05, drops=(200, 250, 300))
+_FAST = replace(_SGD, schedule="linear", warmup=5, label_smoothing=0.1)
+_FAST_RESNET = replace(_FAST, data="cifar10", epochs=24, batch_size=500, lr=0.4)
+_FAST_ALLCNN = replace(_FAST, epochs=50, batch_size=250, lr=0.2)
 
 
 def _cifar10() -> dict[str, Config]:
     """kind/network-group for plain CIFAR-10, with a "+" for the paper's augmentation: a flip, and a shift of up to 2 pixels."""
     found = {}
     for name, groups in _NETWORKS.items():
-        slow = _ALLCNN if name == "allcnn-c" else _RESNET
-        for kind, base in (("paper", slow), ("fast", replace(_FAST, epochs=40 if name == "allcnn-c" else 30))):
+        flat = name == "allcnn-c"
+        for kind, base in (("paper", _ALLCNN if flat else _RESNET), ("fast", _FAST_ALLCNN if flat else _FAST_RESNET)):
+            longer = {} if flat or kind == "paper" else {"epochs": 30, "weight_decay": 5e-4}
             for group, sizes in groups.items():
                 plain = replace(base, model=name, group=group, **sizes)
                 found[f"{kind}/{name}-{group}"] = plain
-                found[f"{kind}/{name}-{group}+"] = replace(plain, flip=True, shift=2)
+                found[f"{kind}/{name}-{group}+"] = replace(plain, flip=True, shift=2, **longer)
     return found
 
 
@@ -83,7 +86,7 @@ RECIPES: dict[str, Config] = {
     "demo/p4cnn": Config(model="p4cnn", epochs=6, schedule="cosine", lr=8e-3, test_every=6),
     # table 2, and the paper's future work: hexagons and volumes, each group with the same number of parameters
     **_cifar10(),
-    **{f"hexagons/{g}": replace(_FAST, model="hex-resnet26", group=g, widths=w, epochs=30) for g, w in _HEXAGONS.items()},
+    **{f"hexagons/{g}": replace(_FAST_RESNET, model="hex-resnet26", group=g, widths=w, epochs=30) for g, w in _HEXAGONS.items()},
     **{f"volumes/{g}": replace(_VOXELS, group=g, widths=w) for g, w in _VOLUMES.items()},
 }
 """Name -> config. A config file or options on the command line change single settings of a recipe."""
