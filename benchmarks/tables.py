@@ -86,7 +86,8 @@ def error(r: dict[str, Any] | None, key: str = "test_error") -> str:
 def cifar10() -> str:
     """Table 2 of the paper beside ours."""
     rows = [
-        "| network | group | parameters | CIFAR10: paper | ours | CIFAR10+: paper | ours | epochs | images/s | change of the logits |",
+        "| network | group | parameters | CIFAR10: paper | ours | CIFAR10+: paper | ours | epochs | images/s | "
+        "change of the logits |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, group, plain, plus in TABLE2:
@@ -110,13 +111,13 @@ def cifar10() -> str:
     assert share is not None
     rows.append("")
     rows.append(
-        "Test error in percent, last epoch, recipes `fast/*`, settings chosen on the last 10,000 training images; the paper trained "
-        "for 300 epochs or more. All-CNN-C sees whitened images, as in the paper, ResNet44 plain ones. Images a second in training, "
-        f"bfloat16, {r['device']}, torch {r['torch']}; of a step of the p4m ResNet44, {100 * share['share_of_convolutions']:.0f} % are "
-        "convolutions. The last column is the largest relative change of the logits under the group: strides on even sizes, and the "
-        'head of the ResNets, are not invariant, as in the paper; `downsample="pool"` and `invariant=True` are. With a first '
-        f"setting for CIFAR10+ (24 epochs, more weight decay) ResNet44 had {error(first['p1'])} for Z2 and {error(first['p4m'])} for p4m. "
-        f"Records: `benchmarks/records/{CIFAR10}`."
+        "Test error in percent, last epoch, recipes `fast/*`, settings chosen on the last 10,000 training images; the paper "
+        "trained for 300 epochs or more. All-CNN-C sees whitened images, as in the paper, ResNet44 plain ones. Images a second "
+        f"in training, bfloat16, {r['device']}, torch {r['torch']}; of a step of the p4m ResNet44, "
+        f"{100 * share['share_of_convolutions']:.0f} % are convolutions. The last column is the largest relative change of the "
+        "logits under the group: strides on even sizes, and the head of the ResNets, are not invariant, as in the paper; "
+        '`downsample="pool"` and `invariant=True` are. With a first setting for CIFAR10+ (24 epochs, more weight decay) ResNet44 '
+        f"had {error(first['p1'])} for Z2 and {error(first['p4m'])} for p4m. Records: `benchmarks/records/{CIFAR10}`."
     )
     return "\n".join(rows)
 

@@ -22,7 +22,7 @@ from gcnn.indices import doubled_coordinates, index_table, places, support
 from gcnn.kernels import planar
 from gcnn.kernels.expand import expand_filters
 from gcnn.kernels.fourier import fourier_gcorr, pays, pays_on_cuda
-from gcnn.lattice import check_domain, mask_outside
+from gcnn.lattice import check_domain, kept_domain, mask_outside
 from gcnn.layout import as_tensor, autocasts, fast_form, from_planes, plain, spread, to_planes, traced
 from gcnn.pooling import adaptive_avg_pool, avg_pool, coset_pool, max_pool, pool, restrict, subsample, upsample
 
@@ -244,8 +244,13 @@ def correlate(
         checked = _check_tables(group, weight, kernel_size, stabilizer, tables)
         pads = whole_padding(group, kernel_size, steps, padding, spread_by)
         geometry = (steps, pads, spread_by, groups)
-        run = planar.by_parts if traced() else planar.correlate
-        return mask_outside(group, run(mask_outside(group, x), weight, bias, checked, kernel_size, geometry, *form))
+        rest = (weight, bias, checked, kernel_size, geometry, *form)
+        if group.fills_box:
+            return (planar.by_parts if traced() else planar.correlate)(x, *rest)
+        domains = _domains(group, x, kernel_size, geometry)
+        if domains is not None:
+            return planar.correlate(x, *rest, domains)
+        return mask_outside(group, planar.by_parts(mask_outside(group, x), *rest))
     if not regular:  # a function on cosets is one on the group that is constant on each of them
         within = group.check_subgroup(stabilizer)
         labels = as_tensor(np.array(group.cosets(within)), x.device)
@@ -259,6 +264,15 @@ def correlate(
     if bias is not None:
         y = y + bias.view(-1, *(1,) * (group.dim + 1))
     return mask_outside(group, y)
+
+
+def _domains(group: Group, x: Tensor, kernel_size: tuple[int, ...], geometry: planar.Geometry) -> planar.Domains | None:
+    """The domains of a map on a hexagonal lattice and of what its correlation will be; None where they cannot be kept."""
+    space, spans = x.shape[-group.dim :], [d * (n - 1) + 1 for n, d in zip(kernel_size, geometry[2], strict=True)]
+    size = [(n + 2 * p - span) // s + 1 for n, p, span, s in zip(space, geometry[1], spans, geometry[0], strict=True)]
+    before = kept_domain(group, space, x)
+    after = kept_domain(group, size, x) if min(size) > 0 else None
+    return None if before is None or after is None else (before, after)
 
 
 def choose(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -70,29 +71,40 @@ def mask_outside(group: Group, x: Tensor, value: float = 0.0) -> Tensor:
     if group.fills_box:
         return x
     size = x.shape[-group.dim :]
-    kept = kept_domain(group, x)
-    mask = domain_mask(group, size, x.device) if kept is None else kept[0]
+    kept = kept_domain(group, size, x)
+    mask = domain_mask(group, size, x.device) if kept is None else kept.mask
     return torch.where(mask, x, value)  # masked_fill would lose the memory format
 
 
-_domains: dict[tuple[Group, tuple[int, ...], torch.device], tuple[Tensor, Tensor]] = {}
+class Domain(NamedTuple):
+    """The part of a box that the group maps to itself."""
+
+    mask: Tensor
+    """(*size) bool."""
+    inside: Tensor
+    """The numbers of its cells in the box."""
+    outside: Tensor
+    """Those of the others."""
 
 
-def kept_domain(group: Group, x: Tensor) -> tuple[Tensor, Tensor] | None:
-    """The domain's mask and the numbers of its cells, made once for each size and device; None for what traces functions.
+_domains: dict[tuple[Group, tuple[int, ...], torch.device], Domain] = {}
 
-    Making them takes a dozen small kernels, more time than to use them. In a CUDA graph they would exist only as long as it.
+
+def kept_domain(group: Group, size: Sequence[int], like: Tensor) -> Domain | None:
+    """The domain in a box of this size, made once for each device; None for what traces functions.
+
+    Making it takes a dozen small kernels, more time than to use it. In a CUDA graph it would exist only as long as that.
     """
-    if traced() or not plain(x):
+    if traced() or not plain(like):
         return None
-    size = tuple(x.shape[-group.dim :])
-    key = (group, size, x.device)
+    size, device = tuple(size), like.device
+    key = (group, size, device)
     if key not in _domains:
-        if x.is_cuda and torch.cuda.is_current_stream_capturing():
+        if like.is_cuda and torch.cuda.is_current_stream_capturing():
             return None
-        with torch.inference_mode(False):  # a later backward pass may need them
-            mask = domain_mask(group, size, x.device)
-            _domains[key] = mask, mask.flatten().nonzero()[:, 0]
+        with torch.inference_mode(False):  # a later backward pass may need it
+            mask = domain_mask(group, size, device)
+            _domains[key] = Domain(mask, *((mask == part).flatten().nonzero()[:, 0] for part in (True, False)))
     return _domains[key]
 
 

@@ -33,7 +33,7 @@ def _cifar10() -> dict[str, Config]:
     for name, groups in _NETWORKS.items():
         flat = name == "allcnn-c"
         for kind, base in (("paper", _ALLCNN if flat else _RESNET), ("fast", _FAST_ALLCNN if flat else _FAST_RESNET)):
-            longer = {} if flat or kind == "paper" else {"epochs": 30, "weight_decay": 5e-4}
+            longer: dict[str, Any] = {} if flat or kind == "paper" else {"epochs": 30, "weight_decay": 5e-4}
             for group, sizes in groups.items():
                 plain = replace(base, model=name, group=group, **sizes)
                 found[f"{kind}/{name}-{group}"] = plain

@@ -30,7 +30,7 @@ from gcnn.kernels.expand import collect, expand_filters
 from gcnn.kernels.planar import conv_backward
 from gcnn.layout import allows_tf32, as_tensor, plain
 
-BLOCK = 1 << 23  # bytes of patches worked on at a time
+BLOCK = {"cpu": 1 << 23, "cuda": 1 << 28}  # bytes of patches worked on at a time: what a cache holds, what keeps a GPU busy
 LARGEST = 16  # order of the groups whose transforms a GPU's registers hold
 
 
@@ -288,7 +288,7 @@ class _Patches:
             first = (first[:, None] + torch.arange(n, device=planes.device) * (step * stride_)).flatten()
         self.first = first[:, None]  # (points, 1)
         self.matrix = as_tensor(self.plan.matrix, planes.device).to(self.dtype)
-        self.block = max(64, min(self.points, BLOCK // (s * taps * self.k_in * 4)))
+        self.block = max(64, min(self.points, BLOCK.get(planes.device.type, 1 << 28) // (s * taps * self.k_in * 4)))
         at, self.parts = 0, {}
         for rho in irreps(group):  # (dimension, first coefficient) -> number of coefficients
             self.parts[rho.dim, at] = rho.dim**2 // rho.kind

@@ -15,9 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gcnn.kernels.expand import collect, expand, expand_filters
+from gcnn.lattice import Domain
 from gcnn.layout import from_planes, spread, to_planes
 
 Tables = tuple[Tensor, Tensor, Tensor | None, Tensor | None]  # table, inverse, and the same by rows, where there are
+Domains = tuple[Domain, Domain]  # of the map that goes in, of the one that comes out
 Geometry = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]  # stride, padding, dilation, groups
 
 
@@ -30,10 +32,14 @@ def correlate(
     geometry: Geometry,
     channels_last: bool,
     dtype: torch.dtype,
+    domains: Domains | None = None,
 ) -> Tensor:
-    """A map or image and filters (K_out, K_in / groups, Q) to a map (N, K_out, S, *Y)."""
+    """A map or image and filters (K_out, K_in / groups, Q) to a map (N, K_out, S, *Y).
+
+    With the domains of both on a hexagonal lattice, what lies outside of them counts as zero and comes out as zero.
+    """
     # a view that a Function returns could not be changed in place, so the planes become a map out here
-    planes: Tensor = _Correlate.apply(x, weight, bias, tables, kernel_size, geometry, channels_last, dtype)
+    planes: Tensor = _Correlate.apply(x, weight, bias, tables, kernel_size, geometry, channels_last, dtype, domains)
     return from_planes(planes, len(tables[0]), geometry[3])
 
 
@@ -49,17 +55,21 @@ class _Correlate(torch.autograd.Function):
         geometry: Geometry,
         channels_last: bool,
         dtype: torch.dtype,
+        domains: Domains | None,
     ) -> Tensor:
         stride, padding, dilation, groups = geometry
         order, cells = len(tables[0]), math.prod(kernel_size)
         bank = in_space(expand(weight, *tables[:2], cells, groups, channels_last, dtype, tables[2]), kernel_size, channels_last)
         planes = to_planes(x, len(kernel_size), groups)
+        planes = planes if domains is None else torch.where(domains[0].mask, planes, 0.0)
         y = torch.convolution(
             planes, bank, spread(bias, order, groups), stride, padding, dilation, False, (0,) * len(kernel_size), groups
         )
+        _clear(y, domains and domains[1])
         small = 8 * bank.numel() < planes.numel()  # a large one is made again: kept, it takes S times the filters' memory
         ctx.save_for_backward(x, weight, bias, planes, bank if small or not x.is_cuda else None)
         ctx.rest = tables, kernel_size, geometry, channels_last, dtype
+        ctx.domains = domains
         return y
 
     @staticmethod
@@ -69,9 +79,11 @@ class _Correlate(torch.autograd.Function):
         if torch.is_grad_enabled() or batched(grads[0]):  # gradients of gradients, or many at once
             wanted = [t for t, needed in zip((x, weight, bias), ctx.needs_input_grad, strict=False) if needed]
             with torch.enable_grad():
-                y = to_planes(by_parts(x, weight, bias, *ctx.rest), len(kernel_size), geometry[3])
+                inside = x if ctx.domains is None else torch.where(ctx.domains[0].mask, x, 0.0)
+                y = to_planes(by_parts(inside, weight, bias, *ctx.rest), len(kernel_size), geometry[3])
+                y = y if ctx.domains is None else torch.where(ctx.domains[1].mask, y, 0.0)
                 found = iter(torch.autograd.grad(y, wanted, grads[0], create_graph=True))
-            return (*(next(found) if needed else None for needed in ctx.needs_input_grad[:3]), *(None,) * 5)
+            return (*(next(found) if needed else None for needed in ctx.needs_input_grad[:3]), *(None,) * 6)
         stride, padding, dilation, groups = geometry
         order, cells = len(tables[0]), math.prod(kernel_size)
         if bank is None:
@@ -79,10 +91,10 @@ class _Correlate(torch.autograd.Function):
                 expand(weight, *tables[:2], cells, groups, channels_last, dtype, tables[2]), kernel_size, channels_last
             )
         sizes = None if bias is None else [bank.shape[0]]
-        dx, dbank, dbias = conv_backward(
-            grads[0], planes, bank, sizes, stride, padding, dilation, groups, ctx.needs_input_grad[:3]
-        )
+        dy = grads[0] if ctx.domains is None else torch.where(ctx.domains[1].mask, grads[0], 0.0)
+        dx, dbank, dbias = conv_backward(dy, planes, bank, sizes, stride, padding, dilation, groups, ctx.needs_input_grad[:3])
         if dx is not None:
+            _clear(dx, ctx.domains and ctx.domains[0])
             dx = from_planes(dx, x.shape[2], groups) if x.ndim == len(kernel_size) + 3 else dx
         dweight = (
             None
@@ -91,7 +103,20 @@ class _Correlate(torch.autograd.Function):
         )
         if dbias is not None:
             dbias = dbias.view(groups, order, -1).sum(1).flatten()
-        return dx, dweight, dbias, None, None, None, None, None
+        return dx, dweight, dbias, None, None, None, None, None, None
+
+
+def _clear(planes: Tensor, domain: Domain | None) -> None:
+    """Sets the cells outside the domain to zero, in place, and touches no others."""
+    if domain is None or not len(domain.outside):
+        return
+    rows = planes.movedim(1, -1)
+    if rows.is_contiguous():
+        rows.view(planes.shape[0], -1, planes.shape[1]).index_fill_(1, domain.outside, 0.0)
+    elif planes.is_contiguous():
+        planes.view(*planes.shape[:2], -1).index_fill_(2, domain.outside, 0.0)
+    else:
+        planes.mul_(domain.mask)
 
 
 def conv_backward(

@@ -55,9 +55,10 @@ class GBatchNorm(nn.modules.batchnorm._BatchNorm):
         by_batch = self.training or not self.track_running_stats
         sync = self.sync and self.training  # every process must take part, one without images too
         if by_batch and (sync or (hexagonal and x.numel())):
-            domain = kept_domain(self.group, x) if hexagonal and not sync and x.ndim == self.group.dim + 3 else None
+            on_group = hexagonal and not sync and x.ndim == self.group.dim + 3
+            domain = kept_domain(self.group, x.shape[3:], x) if on_group else None
             if domain is not None and has_fast_norm(x.device):
-                return self._normalise_inside(x, domain[1])
+                return self._normalise_inside(x, domain.inside)
             return self._normalise(x, hexagonal)
         if x.ndim == self.group.dim + 3 and x.numel():
             return self._normalise_planes(x, hexagonal, by_batch)
