@@ -154,13 +154,13 @@ def test_damaged_and_foreign_checkpoints_say_so(small: Dataset, tmp_path: Path) 
     path = tmp_path / "last.safetensors"
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
-    with pytest.raises(ValueError, match=r"last.safetensors is no checkpoint of gcnn, or is truncated or damaged"):
+    with pytest.raises(ValueError, match=r"last.safetensors holds no checkpoint of gcnn, or is truncated or damaged"):
         load_run(tmp_path)
     path.write_bytes(content.replace(b'\\"p4\\"', b'\\"p9\\"'))
     with pytest.raises(ValueError, match="is a checkpoint of group p9, the network is one of p4"):
         load_run(tmp_path)
     path.write_bytes(b"")
-    with pytest.raises(ValueError, match="no checkpoint of gcnn"):
+    with pytest.raises(ValueError, match="holds no checkpoint of gcnn"):
         load_run(tmp_path)
 
 

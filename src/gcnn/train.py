@@ -31,6 +31,7 @@ from gcnn.data import Dataset, Split, load
 from gcnn.files import write_file
 from gcnn.groups import GROUPS
 from gcnn.models import MODELS, build
+from gcnn.models.weights import read
 from gcnn.nn import GBatchNorm
 from gcnn.steps import Inputs, Stepper, batches, turned
 
@@ -245,19 +246,9 @@ def _save(folder: Path, model: nn.Module, stepper: Stepper, meta: dict[str, Any]
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    try:
-        from safetensors import SafetensorError, safe_open
-    except ImportError as error:
-        raise ImportError('checkpoints are safetensors files: pip install "gcnn[train]"') from error
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: {path.parent} holds no checkpoint; train with --out {path.parent} first")
-    try:
-        with safe_open(path, "pt") as file:
-            meta = json.loads((file.metadata() or {})["gcnn"])
-            names = file.keys()
-            return {name: file.get_tensor(name) for name in names}, meta
-    except (SafetensorError, KeyError, ValueError) as error:
-        raise ValueError(f"{path} is no checkpoint of gcnn, or is truncated or damaged ({error})") from error
+    return read(path, "checkpoint")
 
 
 def _load_model(path: Path, model: nn.Module, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:

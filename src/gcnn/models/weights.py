@@ -54,8 +54,8 @@ def built_from(model: nn.Module) -> Any:
     return getattr(model, "meta", {}).get("gcnn") if isinstance(model, fx.GraphModule) else getattr(model, "built_from", None)
 
 
-def read(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The tensors of a file, and what it says about them."""
+def read(path: str | Path, what: str = "weights") -> tuple[dict[str, Any], dict[str, Any]]:
+    """The tensors of a file, and what it says about them; `what` it should hold, for the message if it does not."""
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError as error:
@@ -68,7 +68,7 @@ def read(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
             names = file.keys()
             return {name: file.get_tensor(name) for name in names}, meta
     except (SafetensorError, KeyError, ValueError) as error:
-        raise ValueError(f"{path} holds no weights of gcnn, or is truncated or damaged ({error})") from error
+        raise ValueError(f"{path} holds no {what} of gcnn, or is truncated or damaged ({error})") from error
 
 
 def load_into(model: nn.Module, path: str | Path) -> nn.Module:

@@ -11,9 +11,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, fx, nn
 
-from gcnn.export import POINTWISE_FUNCTIONS, POINTWISE_METHODS, POINTWISE_MODULES
 from gcnn.groups import Group
 from gcnn.nn import CosetPool
+from gcnn.planes import POINTWISE_FUNCTIONS, POINTWISE_METHODS, POINTWISE_MODULES
 from gcnn.rebuild import calls, layers
 from gcnn.rebuild.graph import heads, images
 from gcnn.rebuild.values import BY_SAMPLE, CONVS, NORMS, RESHAPES, TRANSPOSED, UnevenError, Value, attribute

@@ -1,0 +1,614 @@
+"""The planar form of a traced network, node by node, for `gcnn.export.planar`: a map (N, K, S, *X) is planes (N, S K, *X).
+
+Convolutions get the expanded banks (paper, section 7), norms and pools become those of torch.nn, sums over the group functions.
+On hexagonal lattices masks are plain operations, made once a size. What comes out needs nothing of this package.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from gcnn import lattice
+from gcnn.groups import Group, p6m
+from gcnn.layout import spread
+from gcnn.nn import (
+    CosetPool,
+    GAdaptiveAvgPool,
+    GAvgPool,
+    GBatchNorm,
+    GConv,
+    GConvTranspose,
+    GLayerNorm,
+    GLinear,
+    GMaxPool,
+    GPool,
+    GSubsample,
+    GUpsample,
+    Restrict,
+)
+from gcnn.nn.each import ChannelDropout, EachElement, PadBoth, UpsampleTo
+from gcnn.nn.module import GModule
+
+# number by number and with 0 at 0: what is garbage outside a hexagonal domain may stay so until something looks at it
+_KEEP_ZERO_MODULES = (
+    *(nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.Tanh),
+    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
+)
+_KEEP_ZERO: set[Any] = {
+    *(F.relu, F.leaky_relu, F.elu, F.gelu, F.silu, F.mish, F.hardswish, F.dropout, F.dropout1d, F.dropout2d, F.dropout3d),
+    *(F.relu6, F.tanh, F.softsign, F.selu, F.celu, torch.relu, torch.tanh, torch.square, torch.sqrt, torch.abs, torch.neg),
+    *(torch.sin, operator.neg, "relu", "relu_", "tanh", "square", "sqrt", "abs", "neg", "contiguous", "clone", "detach"),
+    *("float", "double", "half", "bfloat16"),
+}
+_KEEP_ZERO_OF_TWO: set[Any] = {
+    *(torch.add, torch.sub, torch.mul, torch.maximum, torch.minimum, operator.add, operator.sub, operator.mul, operator.iadd),
+    *(operator.isub, operator.imul, "add", "add_", "sub", "mul", "mul_"),
+}
+_IN_PLACE = {operator.iadd, operator.isub, operator.imul, operator.itruediv, "relu_", "add_", "mul_", "clamp_"}
+POINTWISE_MODULES = (*_KEEP_ZERO_MODULES, nn.Hardtanh, nn.Sigmoid, nn.Softplus, nn.Hardsigmoid)
+POINTWISE_FUNCTIONS = {f for f in _KEEP_ZERO | _KEEP_ZERO_OF_TWO if not isinstance(f, str)} | {
+    *(F.softplus, F.hardsigmoid, F.hardtanh, F.sigmoid, F.logsigmoid, torch.sigmoid, torch.div, torch.pow, torch.exp),
+    *(torch.log, torch.clamp, torch.cos, operator.truediv, operator.pow, operator.itruediv),
+}
+POINTWISE_METHODS = {f for f in _KEEP_ZERO | _KEEP_ZERO_OF_TWO if isinstance(f, str)} | {
+    *("sigmoid", "div", "pow", "exp", "log", "clamp", "clamp_", "type_as"),
+}
+
+
+class Value(NamedTuple):
+    """A value of the new network: a tensor as it was, or the planes (N, S K, *X) of a map."""
+
+    x: Any
+    elements: int | None = None
+    """S, if these are planes."""
+    channels: int | None = None
+    """K, if these are planes and it is known."""
+    rank: int | None = None
+    """Axes of what the old network has here, if known: d + 3 for a map, d + 2 for an image."""
+    lattice: Group | None = None
+    """A group of a hexagonal lattice, outside whose domain the old network has zeros here."""
+    clean: bool = False
+    """Whether they are zeros here too; if not, they are garbage that is to be cleared before anything reads it."""
+    like: fx.Node | None = None
+    """A node whose space is as large."""
+
+    def into(self, x: Any, same_size: bool = True, **changes: Any) -> Value:
+        """What was computed from this value."""
+        return self._replace(x=x, like=(self.like or self.x.node) if same_size else None, **changes)
+
+
+class Planar:
+    """Rebuilds a traced graph node by node; maps stay planes until something else than a pointwise function asks for them.
+
+    Values are proxies of torch.fx: what is done to them here is written into the new graph.
+    """
+
+    def __init__(self, model: nn.Module, graph: fx.Graph, ranks: dict[str, int]) -> None:
+        self.model, self.old, self.graph, self.ranks = model, graph, fx.Graph(), ranks
+        self.root, self.tracer = nn.Module(), fx.proxy.GraphAppendingTracer(self.graph)
+        self.values: dict[fx.Node, Value] = {}
+        self.domains: dict[Any, Any] = {}
+        self.like = next(model.parameters(), torch.empty(0))  # for constants of our own
+
+    def build(self) -> fx.GraphModule:
+        """The new network."""
+        for node in self.old.nodes:
+            handle: Callable[[fx.Node], Any] = getattr(self, f"_{node.op}")
+            found = handle(node)
+            value = found if isinstance(found, Value) else Value(found)
+            self.values[node] = value._replace(rank=self.ranks.get(node.name, value.rank))
+        self.graph.lint()
+        made = fx.GraphModule(self.root, self.graph).eval()
+        formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+        for p in made.parameters():
+            if p.device.type == "cpu" and p.ndim in formats:
+                p.data = p.data.contiguous(memory_format=formats[p.ndim])
+        return made
+
+    # --- nodes by kind ---------------------------------------------------------------------------------------------------------
+
+    def _placeholder(self, node: fx.Node) -> Any:
+        return self._proxy(self.graph.node_copy(node))
+
+    def _get_attr(self, node: fx.Node) -> Any:
+        return self._constant(operator.attrgetter(str(node.target))(self.model))
+
+    def _output(self, node: fx.Node) -> Any:
+        return self._proxy(self.graph.output(self._mapped(node.args[0])))
+
+    def _call_function(self, node: fx.Node) -> Any:
+        if node.target is lattice.to_hexagonal:
+            args: Any = dict(zip(("image", "size", "spacing"), node.args, strict=False)) | dict(node.kwargs)
+            return self._to_hexagonal(**args)
+        if node.target is lattice.to_square:
+            args = dict(zip(("x", "size", "spacing"), node.args, strict=False)) | dict(node.kwargs)
+            return self._to_square(**args)
+        if node.target is torch.cat:
+            tensors: Any = node.args[0] if node.args else node.kwargs["tensors"]
+            dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
+            parts = [self._value(t) for t in tensors]
+            elements = parts[0].elements
+            if dim == 1 and elements is not None and all(p.elements == elements for p in parts):  # the K of each element
+                first, *others = parts if _alike(parts) else [self._clean(p) for p in parts]
+                by_element = [p.x.unflatten(1, (elements, -1)) for p in (first, *others)]
+                known = [p.channels for p in parts if p.channels is not None]
+                return first.into(
+                    torch.cat(by_element, 2).flatten(1, 2),
+                    channels=sum(known) if len(known) == len(parts) else None,
+                    lattice=first.lattice if _alike(parts) else None,
+                    clean=all(p.clean for p in parts),
+                )
+        return self._copied(node, node.target in POINTWISE_FUNCTIONS)
+
+    def _call_method(self, node: fx.Node) -> Any:
+        return self._copied(node, node.target in POINTWISE_METHODS)
+
+    def _copied(self, node: fx.Node, pointwise: bool) -> Any:
+        """The node again: on planes if it works number by number and all its inputs are maps of one kind, else on maps."""
+        inputs = [self._value(n) for n in node.all_input_nodes]
+        kinds = {(v.elements, v.channels) for v in inputs}
+        alone = len(inputs) == 1 or (bool(inputs) and inputs[0].channels is not None)
+        if not pointwise or len(kinds) != 1 or not alone or inputs[0].elements is None:
+            return self._proxy(self.graph.node_copy(node, lambda n: self._map(self._value(n)).node))
+        tensors = all(isinstance(a, fx.Node) for a in node.args[:2])
+        keeps = _alike(inputs) and (node.target in _KEEP_ZERO or (node.target in _KEEP_ZERO_OF_TWO and tensors))
+        if not keeps:
+            inputs = [self._clean(v) for v in inputs]
+        nodes = {n: v.x.node for n, v in zip(node.all_input_nodes, inputs, strict=True)}
+        y = self._proxy(self.graph.node_copy(node, lambda n: nodes[n]))
+        found = inputs[0].into(y, lattice=inputs[0].lattice if keeps else None, clean=keeps and all(v.clean for v in inputs))
+        if node.target in _IN_PLACE or node.kwargs.get("inplace"):  # what is cleared is a copy
+            self.values[node.all_input_nodes[0]] = found
+        return found
+
+    def _call_module(self, node: fx.Node) -> Any:
+        name = str(node.target)
+        module = self.model.get_submodule(name)
+        v = self._value(node.args[0] if node.args else next(iter(node.kwargs.values())))
+        if isinstance(module, UpsampleTo):
+            return self._upsample_to(name, module, v, node.args[1])
+        if isinstance(module, PadBoth):
+            both = module.pad if len(node.args) < 2 else self._mapped(node.args[1])
+            pad = functools.partial(self._function, F.pad, pad=both, mode=module.mode, value=module.value)
+            return self._on_planes(module.group, self._clean(v), pad)
+        for kind, handle in self._layers.items():
+            if isinstance(module, kind):
+                return handle(self, name, module, v)
+        if isinstance(module, GModule):
+            raise ValueError(f"planar: {name} ({module}) has no planar form; keep it outside and export the parts around it")
+        if v.elements is not None and isinstance(module, (*POINTWISE_MODULES, nn.PReLU)):
+            made = copy.deepcopy(module)
+            if isinstance(made, nn.PReLU) and made.num_parameters > 1:
+                made.num_parameters *= v.elements
+                made.weight = nn.Parameter(made.weight.detach().repeat(v.elements))
+            if isinstance(module, (*_KEEP_ZERO_MODULES, nn.PReLU)):
+                return v.into(self._insert(name, made, v.x))
+            return v.into(self._insert(name, made, self._clean(v).x), lattice=None, clean=False)
+        args, kwargs = self._mapped(node.args), self._mapped(node.kwargs)  # written before the node that takes them
+        y = self._insert(name, copy.deepcopy(module))
+        y.node.args, y.node.kwargs = args, kwargs
+        return y
+
+    # --- layers ----------------------------------------------------------------------------------------------------------------
+
+    def _conv(self, name: str, module: GConv | GConvTranspose, v: Value) -> Value:
+        group, groups, v = module.group, module.groups, self._inside(v, module.group)
+        planes = v.x if module.on_plane else self._planes(v, module.cosets, groups)
+        kinds: Any = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+        options: dict[str, Any] = {}
+        if isinstance(module, GConvTranspose):
+            kinds = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+        else:
+            options = {"padding_mode": module.padding_mode}
+        made = kinds[group.dim - 1](
+            module.in_channels * module.cosets,
+            module.out_channels * group.order,
+            module.kernel_size,
+            stride=module.stride,
+            padding=module.padding,
+            dilation=module.dilation,
+            groups=groups,
+            bias=module.bias is not None,
+            device="meta",
+            **options,
+        )
+        made.weight = nn.Parameter(_plain(module._bank()))
+        if module.bias is not None:
+            made.bias = nn.Parameter(_plain(spread(module.bias, group.order, groups)))
+        y = self._insert(name, made, planes)
+        kind: dict[str, Any] = {"rank": group.dim + 3, "lattice": None if group.fills_box else group, "clean": False}
+        if groups == 1:
+            return v.into(y, _keeps_size(module), elements=group.order, channels=module.out_channels, **kind)
+        maps = y.unflatten(1, (groups, group.order, -1)).transpose(2, 3).flatten(1, 2)
+        return v.into(maps, _keeps_size(module), elements=None, channels=None, **kind)
+
+    def _linear(self, name: str, module: GLinear, v: Value) -> Value:
+        order = module.group.order
+        made = nn.Linear(module.in_channels * order, module.out_channels * order, module.bias is not None, device="meta")
+        made.weight = nn.Parameter(_plain(module._bank().flatten(1)))
+        if module.bias is not None:
+            made.bias = nn.Parameter(_plain(spread(module.bias, order)))
+        y = self._insert(name, made, self._map(v).transpose(-2, -1).flatten(-2))
+        return Value(y.unflatten(-1, (order, module.out_channels)).transpose(-2, -1), rank=v.rank)
+
+    def _norm(self, name: str, module: GBatchNorm, v: Value) -> Value:
+        if module.running_mean is None or module.running_var is None:
+            raise ValueError(f"planar: {name} ({module}) has no running statistics to fold: set track_running_stats")
+        v = self._masked(name, module, v)
+        numbers = (module.running_mean, module.running_var, *((module.weight, module.bias) if module.affine else (None, None)))
+        if v.elements is None:  # an image, or a map that something else made, with channels along axis 1
+            constants: list[Any] = [None if n is None else self._constant(n) for n in numbers]
+            return v.into(self._function(F.batch_norm, v.x, *constants, eps=module.eps))
+        kind: Any = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[module.group.dim - 1]
+        made = kind(module.num_features * v.elements, module.eps, affine=module.affine)
+        made.running_mean, made.running_var = (_plain(spread(n, v.elements)) for n in numbers[:2])
+        if module.affine:
+            made.weight, made.bias = (nn.Parameter(_plain(spread(n, v.elements))) for n in numbers[2:])
+        return v.into(self._insert(name, made, v.x))
+
+    def _layer_norm(self, name: str, module: GLayerNorm, v: Value) -> Value:
+        v = self._masked(name, module, v)
+        if v.rank is None:
+            raise self._unknown(name, module)
+        y = v.x.unflatten(1, (v.elements, -1)).transpose(1, 2) if v.elements is not None else v.x
+        fibre = (1,) if v.rank == module.group.dim + 2 else (1, 2)
+        centred = y - y.mean(fibre, True)
+        y = centred * ((centred * centred).mean(fibre, True) + module.eps).rsqrt()
+        shape = (-1, *(1,) * (v.rank - 2))
+        if module.weight is not None:
+            y = y * self._constant(module.weight.reshape(shape))
+        if module.bias is not None:
+            y = y + self._constant(module.bias.reshape(shape))
+        return v.into(y if v.elements is None else y.transpose(1, 2).flatten(1, 2))
+
+    def _masked(self, name: str, module: GModule | GBatchNorm, v: Value) -> Value:
+        """The input of a norm that, where it lies on a hexagonal lattice, puts zeros outside its domain."""
+        group = module.group
+        v = v if v.lattice is not None and _same_domain(v.lattice, group) else self._clean(v)
+        if group.fills_box:
+            return v._replace(lattice=None, clean=False)
+        if v.rank is None:
+            raise self._unknown(name, module)
+        return v._replace(lattice=group if v.rank > 3 else None, clean=False)
+
+    @staticmethod
+    def _unknown(name: str, module: nn.Module) -> ValueError:
+        return ValueError(
+            f"planar: {name} ({module}) takes maps, images and functions on the group, and which one it gets is not known "
+            "before the network runs; give planar an example= input"
+        )
+
+    def _pool(self, name: str, module: GMaxPool | GAvgPool, v: Value) -> Value:
+        group = module.group
+        if not group.fills_box:
+            return self._hexagonal_pool(module, v)
+        if isinstance(module, GMaxPool):
+            kind: Any = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)[group.dim - 1]
+            made = kind(module.kernel_size, module.stride, module.padding, module.dilation)
+        else:
+            kind = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)[group.dim - 1]
+            made = kind(module.kernel_size, module.stride, module.padding, count_include_pad=module.count_include_pad)
+        return self._on_planes(group, self._clean(v), lambda x: self._insert(name, made, x), _keeps_size(module))
+
+    def _hexagonal_pool(self, module: GMaxPool | GAvgPool, v: Value) -> Value:
+        """Over a window that is a hexagon: the shifted copies of a map that it sees."""
+        group, taps = module.group, module._taps or []
+        how, fill = (torch.maximum, -torch.inf) if isinstance(module, GMaxPool) else (operator.add, 0.0)
+        sizes = list(zip(module.kernel_size, module.stride, module.dilation, strict=True))
+
+        def windows(x: Any) -> Any:
+            x = F.pad(x, [p for p in reversed(module.padding) for _ in (0, 1)], value=fill) if any(module.padding) else x
+            cuts: list[Any] = [
+                (..., *(slice(d * u, d * (u - k + 1) or None, s) for u, (k, s, d) in zip(tap, sizes, strict=True)))
+                for tap in taps
+            ]
+            return functools.reduce(how, [x[cut] for cut in cuts])
+
+        y = windows(self._fill(v, group, fill))
+        if isinstance(module, GAvgPool):
+            y = y / len(taps)
+            if not module.count_include_pad:
+                ones = torch.where(self._domain(group, v), torch.ones_like(v.x[:1, :1]), 0.0)
+                y = y / (windows(ones) / len(taps)).clamp(min=1 / len(taps))
+        return v.into(y, _keeps_size(module), lattice=group, clean=False)
+
+    def _adaptive(self, name: str, module: GAdaptiveAvgPool, v: Value) -> Value:
+        group, size = module.group, module.output_size
+        kind: Any = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)[group.dim - 1]
+        made = kind(size if group.dim > 1 else size[0])
+        v = self._inside(v, group)
+        y = self._on_planes(group, v, lambda x: self._insert(name, made, x))
+        if group.fills_box:
+            return y
+        return y._replace(x=y.x / self._domain(group, v).type_as(v.x).mean())  # the mean of the cells inside
+
+    def _upsample(self, name: str, module: GUpsample, v: Value) -> Value:
+        group, v = module.group, self._inside(v, module.group)
+        if not group.fills_box:
+            spread_out: Any = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[group.dim - 1]
+            tent = self._constant(torch.tensor(module._tent, dtype=self.like.dtype)[None, None])
+            steps: Any = module.scale_factor
+            single = v.x.flatten(0, -group.dim - 1).unsqueeze(1)  # (N S K, 1, *X)
+            y = spread_out(single, tent, stride=steps, padding=tuple(k - 1 for k in steps)).squeeze(1)
+            return v.into(y.unflatten(0, v.x.shape[: -group.dim]), False, lattice=group, clean=False)
+        factor: Any = None if module.scale_factor is None else tuple(float(k) for k in module.scale_factor)
+        made = nn.Upsample(module.size, factor, _mode(module), module.align_corners)
+        return self._on_planes(group, v, lambda x: self._insert(name, made, x))
+
+    def _upsample_to(self, name: str, module: UpsampleTo, v: Value, size: Any) -> Value:
+        if not module.group.fills_box:
+            raise ValueError(f"planar: {name} ({module}): a hexagonal lattice is enlarged by a scale_factor, not to a size")
+        options = {"size": self._mapped(size), "mode": _mode(module), "align_corners": module.align_corners}
+
+        def enlarge(x: Any) -> Any:
+            return self._proxy(self.graph.call_function(F.interpolate, (x.node,), options))
+
+        return self._on_planes(module.group, self._clean(v), enlarge)
+
+    def _on_planes(self, group: Group, v: Value, operation: Callable[[Any], Any], same_size: bool = False) -> Value:
+        """An operation of planes, on planes, or on an image or a map that something else made."""
+        if v.elements is not None:
+            y = operation(v.x)
+        else:
+            y = operation(v.x.flatten(1, -group.dim - 1)).unflatten(1, v.x.shape[1 : -group.dim])
+        return v.into(y, same_size, lattice=None, clean=False)
+
+    def _each(self, name: str, module: EachElement, v: Value) -> Value:
+        made = copy.deepcopy(module.module)
+        v = self._clean(v)._replace(lattice=None, clean=False)
+        if v.elements is not None:
+            images = v.x.unflatten(1, (v.elements, -1)).flatten(0, 1)  # (N S, K, *X)
+            return v.into(self._insert(name, made, images).unflatten(0, (-1, v.elements)).flatten(1, 2))
+        turned = v.x.transpose(1, 2)
+        return v.into(self._insert(name, made, turned.flatten(0, 1)).unflatten(0, (-1, turned.size(1))).transpose(1, 2))
+
+    def _coset_pool(self, name: str, module: CosetPool, v: Value) -> Value:
+        reduce = "amax" if module.reduce == "max" else "mean"
+        order, members = module.group.order, module._members or [list(range(module.group.order))]
+        # (N, K, S) and maps that something else made are as good as planes
+        by_element = self._by_element(v, order)  # (N, S, K, *X)
+        if len(members) == 1:
+            rank = None if v.rank is None else v.rank - 1
+            return v.into(getattr(by_element, reduce)(1), elements=None, channels=None, rank=rank)
+        cosets = self._sorted(by_element, members)  # (N, S/|H|, |H|, K, *X)
+        return v.into(getattr(cosets, reduce)(2).flatten(1, 2), elements=len(members))
+
+    def _restrict(self, name: str, module: Restrict, v: Value) -> Value:
+        members = module._members
+        cosets = self._sorted(self._by_element(v, module.group.order), members)  # (N, S/|H|, |H|, K, *X)
+        planes = cosets.movedim(1, 3).flatten(1, 3)  # (N, |H| K S/|H|, *X)
+        channels = None if v.channels is None else v.channels * len(members)
+        return v.into(planes, elements=len(members[0]), channels=channels)
+
+    def _subsample(self, name: str, module: GSubsample, v: Value) -> Value:
+        group = module.group
+        v = v if v.lattice is not None and _same_domain(v.lattice, group) else self._clean(v)
+        if module.subgroup is not None:
+            kept = self._by_element(v, group.order).index_select(1, self._constant(torch.tensor(module.subgroup)))
+            v = v.into(kept.flatten(1, 2), elements=len(module.subgroup))
+        steps: Any = (..., *(slice(None, None, s) for s in module.stride))
+        return v.into(v.x[steps], max(module.stride) == 1, lattice=None if group.fills_box else group, clean=False)
+
+    def _group_pool(self, name: str, module: GPool, v: Value) -> Value:
+        """Over g U: for each element the shifted planes that it reads."""
+        group, (reach, reads) = module.group, module._plan
+        how, fill = (torch.maximum, -torch.inf) if module.reduce == "max" else (operator.add, 0.0)
+        x = self._fill(v, group, fill)
+        if any(reach):
+            x = F.pad(x, [r for r in reversed(reach) for _ in (0, 1)], value=fill)
+        by_element = self._by_element(v._replace(x=x, lattice=None), group.order)  # (N, S, K, *X)
+        rows = []
+        for read in reads:
+            cuts = [
+                (slice(None), a, ..., *(slice(r + o, o - r or None) for r, o in zip(reach, offset, strict=True)))
+                for a, offset in read
+            ]
+            rows.append(functools.reduce(how, [by_element[cut] for cut in cuts]))
+        y = torch.stack(rows, 1).flatten(1, 2)
+        y = y.masked_fill(y == -torch.inf, 0.0) if module.reduce == "max" else y / len(module.domain)
+        return v.into(y, elements=group.order, lattice=None if group.fills_box else group, clean=False)
+
+    def _same(self, name: str, module: nn.Module, v: Value) -> Value:
+        return v
+
+    _layers: ClassVar[dict[type, Callable[..., Value]]] = {
+        GLinear: _linear,
+        GConv: _conv,
+        GConvTranspose: _conv,
+        GBatchNorm: _norm,
+        GLayerNorm: _layer_norm,
+        GMaxPool: _pool,
+        GAvgPool: _pool,
+        GAdaptiveAvgPool: _adaptive,
+        GUpsample: _upsample,
+        CosetPool: _coset_pool,
+        Restrict: _restrict,
+        GSubsample: _subsample,
+        GPool: _group_pool,
+        EachElement: _each,
+        ChannelDropout: _same,
+    }
+
+    # --- hexagonal lattices ----------------------------------------------------------------------------------------------------
+
+    def _domain(self, group: Group, v: Value) -> Any:
+        """The mask of the hexagon, as `gcnn.lattice.domain_mask` gives it, for whatever size the network meets."""
+        key = (group.oblique, v.like or v.x.node)
+        if key not in self.domains:
+            mask: Any = None
+            for i, row in group.oblique:
+                half = v.x.size(i - group.dim) // 2
+                along: Any = 0
+                for j, m in enumerate(row):
+                    if m:  # one cell too many for an even size, which has no centre: an error, not a wrong answer
+                        u = self._function(torch.arange, -half, half + 1, device=v.x.device)
+                        along = along + m * u.view([-1 if k == j else 1 for k in range(group.dim)])
+                inside = along.abs() <= half
+                mask = inside if mask is None else mask & inside
+            self.domains[key] = mask
+        return self.domains[key]
+
+    def _fill(self, v: Value, group: Group, value: float = 0.0) -> Any:
+        """`v` with this value outside the domain of the group."""
+        if not (v.lattice is not None and _same_domain(v.lattice, group)):
+            v = self._clean(v)
+        if group.fills_box:
+            return v.x
+        return torch.where(self._domain(group, v), v.x, value)
+
+    def _clean(self, v: Value) -> Value:
+        """With zeros wherever the old network has them."""
+        if v.lattice is None or v.clean:
+            return v
+        return v.into(self._fill(v, v.lattice), clean=True)
+
+    def _inside(self, v: Value, group: Group) -> Value:
+        """With zeros outside the domain of the group."""
+        v = self._clean(v)
+        if group.fills_box or (v.lattice is not None and _same_domain(v.lattice, group)):
+            return v
+        return v.into(self._fill(v, group), lattice=group, clean=True)
+
+    def _to_hexagonal(self, image: Any, size: int | None = None, spacing: float | None = None) -> Value:
+        """`gcnn.lattice.to_hexagonal` for whatever size of image the network meets."""
+        given = self._map(self._value(image))
+        x = self._fine(given)
+        height, width = x.size(-2), x.size(-1)
+        row, column = (height - 1) / (2 * lattice.ROW), (width - 1) / 2
+        radius = self._larger(row, column + row / 2)
+        half: Any = None if size is None else (size - 1) / 2
+        if half is None:
+            half = -((1e-9 - radius / (spacing or lattice.ROW**-0.5)) // 1)  # rounded up
+            half = half if spacing else half + half % 2
+        step: Any = spacing or self._larger(radius, 0.5) / (self._larger(half, 0.5) if size is None else max(half, 0.5))
+        u = self._function(torch.arange, -half, half + 0.5, device=x.device, dtype=torch.float64)
+        rows = (u * step * lattice.ROW).unsqueeze(1) / (height / 2)
+        columns = (u.unsqueeze(0) + u.unsqueeze(1) / 2) * step / (width / 2)
+        grid = torch.stack([columns, rows.expand_as(columns)], -1).type_as(x).expand(x.size(0), -1, -1, -1)
+        y = F.grid_sample(x, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+        return Value(y.type_as(given), rank=4, lattice=p6m)
+
+    def _to_square(self, x: Any, size: tuple[int, int], spacing: float | None = None) -> Value:
+        """`gcnn.lattice.to_square` for whatever size of map the network meets."""
+        given = self._map(self._value(x))
+        x = self._fine(given)
+        n = x.size(-1)
+        row, column = (size[0] - 1) / (2 * lattice.ROW), (size[1] - 1) / 2
+        step: Any = spacing or max(row, column + row / 2, 0.5) / self._larger((n - 1) / 2, 0.5)
+        rows, columns = (
+            self._function(torch.arange, (1 - m) / 2, m / 2, device=x.device, dtype=torch.float64).type_as(x) for m in size
+        )
+        b = columns.unsqueeze(0) / step - (rows / (step * lattice.ROW * 2)).unsqueeze(1)
+        a = (rows / (step * lattice.ROW)).unsqueeze(1).expand_as(b)
+        a0, b0 = a.floor(), b.floor()
+        fa, fb = a - a0, b - b0
+        upper = fa + fb > 1  # which triangle of the rhombus
+        corners = (  # the three corners and the barycentric weights
+            (upper, upper, (1 - fa - fb).abs()),
+            (1, 0, torch.where(upper, 1 - fb, fa)),
+            (0, 1, torch.where(upper, 1 - fa, fb)),
+        )
+        y: Any = 0.0
+        for da, db, weight in corners:
+            i, j = (a0 + da).long() + n // 2, (b0 + db).long() + n // 2
+            inside = (i >= 0) & (i < n) & (j >= 0) & (j < n)
+            y = y + x[..., i.clamp(0, n - 1), j.clamp(0, n - 1)] * (weight * inside)
+        return Value(y.type_as(given), rank=4)
+
+    def _fine(self, x: Any) -> Any:
+        """An image in which places can be told: half precision has too few digits."""
+        return x.float() if self.like.dtype in (torch.float16, torch.bfloat16) else x
+
+    def _larger(self, a: Any, b: Any) -> Any:
+        """The larger of two numbers, the first of them known only when the network runs."""
+        return (a + b + self._function(abs, a - b)) / 2
+
+    # --- the new graph ---------------------------------------------------------------------------------------------------------
+
+    def _value(self, node: Any) -> Value:
+        return self.values[node] if isinstance(node, fx.Node) else Value(node)
+
+    def _map(self, v: Value) -> Any:
+        """As the old network has it: a map (N, K, S, *X) is a view of its planes."""
+        x = self._clean(v).x
+        return x if v.elements is None else x.unflatten(1, (v.elements, -1)).transpose(1, 2)
+
+    def _mapped(self, arguments: Any) -> Any:
+        return fx.map_arg(arguments, lambda n: self._map(self._value(n)).node)
+
+    def _planes(self, v: Value, elements: int, groups: int = 1) -> Any:
+        """As planes (N, S K, *X), for a grouped convolution group by group."""
+        if v.elements == elements and groups == 1:
+            return v.x
+        x = v.x if v.elements is None else v.x.unflatten(1, (v.elements, -1)).transpose(1, 2)
+        if groups == 1:
+            return x.transpose(1, 2).flatten(1, 2)
+        return x.unflatten(1, (groups, -1)).transpose(2, 3).flatten(1, 3)
+
+    def _by_element(self, v: Value, elements: int) -> Any:
+        """As (N, S, K, *X)."""
+        return v.x.transpose(1, 2) if v.elements is None else v.x.unflatten(1, (elements, -1))
+
+    def _sorted(self, by_element: Any, members: list[list[int]]) -> Any:
+        """(N, S, ...) to (N, cosets, members, ...)."""
+        sorted_ = by_element.index_select(1, self._constant(torch.tensor(members).flatten()))
+        return sorted_.unflatten(1, (len(members), -1))
+
+    def _proxy(self, node: fx.Node) -> Any:
+        return fx.Proxy(node, self.tracer)
+
+    def _function(self, target: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.tracer.create_proxy("call_function", target, args, kwargs)
+
+    def _constant(self, value: Any) -> Any:
+        name = f"constant_{sum(1 for _ in self.root.buffers(recurse=False))}"
+        self.root.register_buffer(name, _plain(value).to(self.like.device))
+        return self._proxy(self.graph.get_attr(name))
+
+    def _insert(self, name: str, module: nn.Module, *inputs: Any) -> Any:
+        """A call of `module` under its old name, or one like it where that is taken: a layer may serve several kinds of maps."""
+        place = self.root
+        *path, last = name.split(".")
+        for part in path:
+            if not hasattr(place, part):
+                place.add_module(part, nn.Module())
+            place = getattr(place, part)
+        while hasattr(place, last):
+            last += "_again"
+        place.add_module(last, module)
+        return self._proxy(self.graph.call_module(".".join([*path, last]), tuple(x.node for x in inputs)))
+
+
+def _plain(numbers: Tensor | None) -> Tensor:
+    assert numbers is not None
+    return numbers.detach().clone()
+
+
+def _same_domain(a: Group, b: Group) -> bool:
+    return set(a.oblique) == set(b.oblique)
+
+
+def _alike(values: list[Value]) -> bool:
+    """Whether all are zero outside one domain, or none is known to be."""
+    first = values[0].lattice
+    if first is None:
+        return all(v.lattice is None for v in values)
+    return all(v.lattice is not None and _same_domain(v.lattice, first) for v in values)
+
+
+def _keeps_size(module: Any) -> bool:
+    """Whether a layer's result is as large as what it gets."""
+    spans = zip(module.kernel_size, module.padding, module.dilation, strict=True)
+    return max(module.stride) == 1 and all(2 * p == d * (k - 1) for k, p, d in spans)
+
+
+def _mode(module: GUpsample | UpsampleTo) -> str:
+    return module.mode if module.mode == "nearest" else ("linear", "bilinear", "trilinear")[module.group.dim - 1]
