@@ -95,7 +95,7 @@ def kept_domain(group: Group, size: Sequence[int], like: Tensor) -> Domain | Non
 
     Making it takes a dozen small kernels, more time than to use it. In a CUDA graph it would exist only as long as that.
     """
-    if traced() or not plain(like):
+    if traced() or like.is_meta or not plain(like):
         return None
     size, device = tuple(size), like.device
     key = (group, size, device)
