@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from common import ALL
-from gcnn import GROUPS, p6m
+from gcnn import GROUPS, lattice, p6m
 from gcnn.functional import act
 from gcnn.indices import support
 from gcnn.lattice import domain_mask, hexagon, mask_outside, to_hexagonal, to_square
@@ -125,3 +125,15 @@ def test_wrong_arguments_say_why() -> None:
     with pytest.raises(ValueError, match="spacing must be positive, got -1"):
         to_hexagonal(torch.zeros(1, 1, 8, 8), spacing=-1)
     assert domain_mask(GROUPS["p4"], (4, 7)).all()
+
+
+def test_domains_are_kept_for_some_sizes_and_take_part_in_gradients_later() -> None:
+    with torch.inference_mode():
+        mask_outside(p6m, torch.ones(1, 1, 12, 7, 7))
+    x = torch.ones(1, 1, 12, 7, 7, requires_grad=True)
+    mask_outside(p6m, x).sum().backward()  # needs the mask that inference made
+    torch.testing.assert_close(x.grad, domain_mask(p6m, (7, 7)).expand_as(x).float())
+    for n in range(lattice.KEPT + 10):
+        mask_outside(p6m, torch.ones(1, 1, 2 * n + 1, 2 * n + 1))
+    assert len(lattice._domains) == lattice.KEPT
+    torch.testing.assert_close(mask_outside(p6m, torch.ones(7, 7)), domain_mask(p6m, (7, 7)).float())

@@ -317,6 +317,9 @@ def test_volumes_are_trained_and_not_shifted(tmp_path: Path) -> None:
     assert run.history[-1]["train_loss"] < run.history[0]["train_loss"]
     turned_images = torch.rot90(images, 1, (2, 4))
     torch.testing.assert_close(run.predict(turned_images), run.predict(images), rtol=1e-4, atol=1e-5)
+    report([tmp_path], tmp_path / "report.html", data=data)
+    assert "Confusion matrix" in (tmp_path / "report.html").read_text()
+    assert cli.main(["predict", str(tmp_path), "digit.png"]) == 1  # says that the network takes volumes
     with pytest.raises(ValueError, match=r"rotate, shift and flip are for images, not for inputs of shape \(1, 6, 6, 6\)"):
         train(dataclasses.replace(config, flip=True), progress=False, data=data)
 

@@ -239,6 +239,8 @@ def _pixels(name: str, shape: tuple[int, ...]) -> torch.Tensor:
     import numpy as np
     from PIL import Image
 
+    if len(shape) != 3:
+        raise ValueError(f"{name}: the network takes volumes {shape}, not images; use Run.predict of gcnn.train.load_run")
     channels, rows, columns = shape
     if Path(name).is_dir():
         raise ValueError(f"{name} is a folder; give image files, such as {name}/*.png")

@@ -87,21 +87,27 @@ class Domain(NamedTuple):
     """Those of the others."""
 
 
+KEPT = 64  # domains of so many sizes are kept
 _domains: dict[tuple[Group, tuple[int, ...], torch.device], Domain] = {}
+_captured: dict[tuple[Group, tuple[int, ...], torch.device], Domain] = {}  # those that CUDA graphs read, for good
 
 
 def kept_domain(group: Group, size: Sequence[int], like: Tensor) -> Domain | None:
     """The domain in a box of this size, made once for each device; None for what traces functions.
 
-    Making it takes a dozen small kernels, more time than to use it. In a CUDA graph it would exist only as long as that.
+    Making it takes a dozen small kernels, more time than to use it. It is never made inside a CUDA graph, with which it would go.
     """
     if traced() or like.is_meta or not plain(like):
         return None
     size, device = tuple(size), like.device
     key = (group, size, device)
+    if like.is_cuda and torch.cuda.is_current_stream_capturing():
+        if key in _domains:
+            _captured[key] = _domains[key]
+        return _captured.get(key)
     if key not in _domains:
-        if like.is_cuda and torch.cuda.is_current_stream_capturing():
-            return None
+        if len(_domains) == KEPT:
+            del _domains[next(iter(_domains))]
         with torch.inference_mode(False):  # a later backward pass may need it
             mask = domain_mask(group, size, device)
             _domains[key] = Domain(mask, *((mask == part).flatten().nonzero()[:, 0] for part in (True, False)))

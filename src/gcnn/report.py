@@ -13,7 +13,7 @@ import torch
 
 from gcnn import plot
 from gcnn.data import Dataset, load
-from gcnn.groups import p4
+from gcnn.groups import GROUPS, p4
 from gcnn.nn import LiftConv
 from gcnn.testing import equivariance_error
 from gcnn.train import Run, error_by_angle, group_of, load_run, write_file
@@ -64,7 +64,11 @@ def report(
     parts = [
         _table(runs, data),
         _figure(_curves(runs), "Training loss and test error by epoch."),
-        _figure(_angles(runs, data, images), f"Test error of the first {images} test images, turned by every angle."),
+        *(
+            [_figure(_angles(runs, data, images), f"Test error of the first {images} test images, turned by every angle.")]
+            if data.test.images.ndim == 4
+            else []
+        ),
         *(_figure(_confusion(name, run), f"Confusion matrix of {name}: rows are true classes.") for name, run in runs.items()),
     ]
     group = group_of(first.model)
@@ -83,6 +87,7 @@ def report(
 def _table(runs: dict[str, Run], data: Dataset) -> str:
     head = ("run", "network", "group", "parameters", "epochs", "test error", "change under its group", "under quarter turns")
     x = data.test.images[:16].float()
+    quarters = p4 if x.ndim == 4 else GROUPS["C4"]  # of volumes, about their first axis
     rows = []
     for name, run in runs.items():
         group = group_of(run.model)
@@ -91,7 +96,7 @@ def _table(runs: dict[str, Run], data: Dataset) -> str:
         weights = sum(p.numel() for p in run.model.parameters())
         last = run.history[-1]
         cells = (name, run.config.model, group.name, f"{weights:,}", last["epoch"], f"{last['test_error']:.2f} %", own)
-        rows.append((*cells, f"{equivariance_error(run.model, p4, x):.1e}"))
+        rows.append((*cells, f"{equivariance_error(run.model, quarters, x):.1e}"))
     lines = "".join("<tr>" + "".join(f"<td>{html.escape(str(c))}</td>" for c in row) + "</tr>" for row in rows)
     return f'<div class="scroll"><table><tr>{"".join(f"<th>{h}</th>" for h in head)}</tr>{lines}</table></div>'
 
