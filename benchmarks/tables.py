@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 from pathlib import Path
 from typing import Any
@@ -125,7 +126,7 @@ def cifar10() -> str:
 def volumes() -> str:
     """ModelNet10, upright and turned."""
     rows = [
-        "| group | parameters | upright | turned by O | loss | images/s |",
+        "| group | parameters | upright | turned by O | lost by turning | images/s |",
         "|---|---|---|---|---|---|",
     ]
     for group in ("C1", "D4", "O", "Oh"):
@@ -137,7 +138,9 @@ def volumes() -> str:
     rows.append("")
     rows.append(
         f"Test error in percent on the 908 volumes of ModelNet10, upright and each turned by a random element of O; "
-        f"{len(r['seeds'])} seed, {r['config']['epochs']} epochs, upright training, settings not tuned. Records: "
+        f"{len(r['seeds'])} seed, {r['config']['epochs']} epochs, upright training, settings not tuned. The upright test was in "
+        "bfloat16 and the turned one in float32, hence the difference for Oh, whose float32 answers change by less than "
+        f"{10 ** math.ceil(math.log10(max(row['equivariance_error'] for row in r['seeds']))):.0e}. Records: "
         f"`benchmarks/records/{VOLUMES}`."
     )
     return "\n".join(rows)
@@ -169,8 +172,10 @@ def speed() -> str:
     words = ", ".join(f"{k.split(', ')[1]} {v:.2f} s" for k, v in built.items())
     rows.append("")
     rows.append(
-        f"Time as a multiple of the bound, float32, median of interleaved rounds; {r['device']}, torch {r['torch']}. Below 1 is "
-        "the Fourier algorithm, which needs fewer multiplications than a planar convolution of the same shape. Building the "
+        f"Time as a multiple of the bound, float32, median of interleaved rounds; {r['device']}, torch {r['torch']}. Well below "
+        "1 is the Fourier algorithm, which needs fewer multiplications than a planar convolution of the same shape; a few percent "
+        "to either side are noise. In `planar()`, norms are folded into convolutions, hence less than 1 for whole networks. "
+        "Building the "
         f"layers of a p4m ResNet44: {words}. Record: `benchmarks/records/2026-11-15_speed_cpu`."
     )
     return "\n".join(rows)
@@ -195,7 +200,9 @@ def speed_on_gpu() -> str:
     rows.append(
         f"Time as a multiple of the bound; {r['device']}, torch {r['torch']}. Steps are replayed as CUDA graphs, as "
         "`gcnn train` does, so that kernels are compared; the last column is the same step launched from Python, on a host that "
-        "is slow, where small layers wait for Python. Record: `benchmarks/records/2026-11-15_speed_h200`."
+        "is slow, where small layers wait for Python. What costs: masks on the hexagonal lattice of p6m, many small kernels in "
+        "P4CNN, and in float32 the Fourier algorithm for p4 K=64, which `auto` has not taken since. Record: "
+        "`benchmarks/records/2026-11-15_speed_h200`."
     )
     return "\n".join(rows)
 
@@ -230,7 +237,8 @@ def fourier() -> str:
     rows += [f"| {case} | {' | '.join(cells.get(k, '') for k in kinds)} |" for case, cells in found.items()]
     rows.append("")
     rows.append(
-        'Times the speed of the planar bound, with `algorithm="auto"`; near 1 is the planar algorithm. Records: '
+        'Times the speed of the planar bound, with `algorithm="auto"`; near 1 is the planar algorithm, and below 1 what it costs '
+        "besides the convolution: masks on the hexagonal lattice of p6m, the expansion of the filters. Records: "
         "`benchmarks/records/2026-11-15_speed_h200` (steps as CUDA graphs) and `2026-11-15_speed_cpu`. Groups of more than 16 "
         "elements stay with the planar algorithm on GPUs so far."
     )

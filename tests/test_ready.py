@@ -48,6 +48,10 @@ def test_ready_networks_train_and_export(name: str, tmp_path: Path) -> None:
     graph = onnx.load(path).graph
     stored = {i.name for i in graph.initializer if i.data_type == onnx.TensorProto.FLOAT}
     assert not [n for n in graph.node if n.op_type == "Gather" and n.input[0] in stored]  # filters are folded
+    assert [(v.name, v.type.tensor_type.shape.dim[0].dim_param) for v in (*graph.input, *graph.output)] == [
+        ("input", "N"),
+        ("output", "N"),
+    ]
     assert [p.name for p in tmp_path.iterdir()] == ["net.onnx"]
 
 

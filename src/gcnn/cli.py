@@ -266,7 +266,7 @@ def _pixels(name: str, shape: tuple[int, ...]) -> torch.Tensor:
 def _report(chosen: argparse.Namespace) -> None:
     from gcnn.report import report
 
-    report(chosen.folders, chosen.out, root=chosen.data_root, device=chosen.device)
+    report(chosen.folders, chosen.out, root=chosen.data_root, device=chosen.device, progress=True)
     print(chosen.out)
 
 

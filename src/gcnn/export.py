@@ -61,6 +61,7 @@ def planar(model: nn.Module, fold: bool = False, example: Tensor | tuple[Tensor,
 def to_onnx(model: nn.Module, path: str | Path, example: Tensor, tolerance: float = 1e-4, overwrite: bool = False) -> float:
     """Writes the network as an ONNX file of plain convolutions, for batches of any size, and returns how far the file is off.
 
+    The file takes "input", with N of them at a time, and answers with "output".
     The error is that of onnxruntime on `example`, relative to the largest output; above `tolerance` it is an error, and no file
     is written. Needs pip install "gcnn[export]".
     """
@@ -80,15 +81,16 @@ def to_onnx(model: nn.Module, path: str | Path, example: Tensor, tolerance: floa
     if not isinstance(expected, Tensor):
         raise ValueError(f"to_onnx: expected a network that returns one tensor, got {type(expected).__name__}")
     two = example if len(example) > 1 else example.repeat(2, *(1,) * (example.ndim - 1))  # one alone would be fixed
-    batch: Any = {"x": {0: torch.export.Dim("batch")}}
-    program = torch.export.export(plain, (two,), dynamic_shapes=tuple(batch.values()))
+    batch: Any = ({0: torch.export.Dim("N")},)
+    program = torch.export.export(plain, (two,), dynamic_shapes=batch)
     with warnings.catch_warnings(), tempfile.TemporaryDirectory(dir=path.parent) as folder:
         warnings.simplefilter("ignore")
         part = Path(folder) / path.name
         with _quiet("torch.onnx"):  # it tells us that torchvision is not there
-            written = torch.onnx.export(program, dynamo=True, verbose=False, external_data=False)
+            names: Any = {"input_names": ["input"], "output_names": ["output"]}
+            written = torch.onnx.export(program, dynamo=True, verbose=False, external_data=False, **names)
         assert written is not None
-        written.save(str(part), external_data=False)
+        part.write_bytes(_with_batch_called("N", written.model_proto).SerializeToString())
         session = onnxruntime.InferenceSession(str(part), providers=["CPUExecutionProvider"])
         found = torch.from_numpy(session.run(None, {session.get_inputs()[0].name: example.numpy()})[0])
         error = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-30))
@@ -98,6 +100,16 @@ def to_onnx(model: nn.Module, path: str | Path, example: Tensor, tolerance: floa
             )
         part.replace(path)
     return error
+
+
+def _with_batch_called(name: str, file: Any) -> Any:
+    """The ONNX model with another name for its first axis, which torch calls s77 or so."""
+    theirs = file.graph.input[0].type.tensor_type.shape.dim[0].dim_param
+    for value in (*file.graph.input, *file.graph.output, *file.graph.value_info):
+        for size in value.type.tensor_type.shape.dim:
+            if size.dim_param == theirs:
+                size.dim_param = name
+    return file
 
 
 @contextmanager

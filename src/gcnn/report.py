@@ -40,11 +40,12 @@ def report(
     root: str = "",
     images: int = 2000,
     device: str = "auto",
+    progress: bool = False,
 ) -> None:
     """Writes the page about the runs in `folders` to `out`; the first run is shown in detail.
 
     `data` is read as the first run's config says if it is not given, from `root` if the files have moved. The error by angle is
-    measured on the first `images` test images, on `device`.
+    measured on the first `images` test images, on `device`, with `progress` under a bar.
     """
     if not folders:
         raise ValueError("report: expected at least one folder of a run")
@@ -65,7 +66,11 @@ def report(
         _table(runs, data),
         _figure(_curves(runs), "Training loss and test error by epoch."),
         *(
-            [_figure(_angles(runs, data, images), f"Test error of the first {images} test images, turned by every angle.")]
+            [
+                _figure(
+                    _angles(runs, data, images, progress), f"Test error of the first {images} test images, turned by every angle."
+                )
+            ]
             if data.test.images.ndim == 4
             else []
         ),
@@ -121,11 +126,12 @@ def _curves(runs: dict[str, Run]) -> Any:
     return drawn
 
 
-def _angles(runs: dict[str, Run], data: Dataset, images: int) -> Any:
+def _angles(runs: dict[str, Run], data: Dataset, images: int, progress: bool) -> Any:
     drawn, (ax,) = plot.figure(1, height=4, width=9)
     for name, run in runs.items():
         device = next(run.model.parameters()).device
-        angles, errors = zip(*error_by_angle(run.model, run.inputs(data.test[:images], device)), strict=True)
+        found = error_by_angle(run.model, run.inputs(data.test[:images], device), progress=progress)
+        angles, errors = zip(*found, strict=True)
         ax.plot([*angles, 360], [*errors, errors[0]], marker=".", label=name)
     ax.set(xlabel="turned by (degrees)", ylabel="test error (%)", xticks=range(0, 361, 45), ylim=(0, None))
     ax.legend()

@@ -164,13 +164,19 @@ def evaluate(model: nn.Module, inputs: Inputs, turns: int = 1) -> dict[str, Any]
     }
 
 
-def error_by_angle(model: nn.Module, inputs: Inputs, steps: int = 24) -> list[tuple[float, float]]:
+def error_by_angle(model: nn.Module, inputs: Inputs, steps: int = 24, progress: bool = False) -> list[tuple[float, float]]:
     """(degrees, error in percent) of the test images turned by each of `steps` angles of a full turn."""
     found = []
-    for i in range(steps):
+    for i in _bar(range(steps), "turning") if progress else range(steps):
         logits = logits_of(model, inputs, angle=2 * math.pi * i / steps)
         found.append((360 * i / steps, 100 * float((logits.argmax(1) != inputs.labels).double().mean())))
     return found
+
+
+def _bar(steps: Any, words: str) -> Any:
+    from tqdm import tqdm
+
+    return tqdm(steps, words)
 
 
 # --- runs ----------------------------------------------------------------------------------------------------------------
@@ -370,6 +376,7 @@ def train(
                 "seconds": time.perf_counter() - start,
             }
             if epoch % config.test_every == 0 or epoch == config.epochs:
+                report.says(epoch, "testing" if config.reestimate == "no" else "estimating norms, testing")
                 with precision(tf32=False), torch.autocast(device.type, torch.bfloat16, enabled=config.amp):
                     if config.reestimate != "no":
                         reestimate_norms(model, plain, training=config.reestimate == "train")
@@ -447,6 +454,10 @@ class _Reporter:
             if time.perf_counter() - self.shown > 0.5:  # reading the loss waits for the device
                 self.shown = time.perf_counter()
                 self.bar.set_postfix_str(f"epoch {epoch}/{self.epochs}, loss {self.world * float(losses[step]):.3f}{self.test}")
+
+    def says(self, epoch: int, words: str) -> None:
+        if self.bar is not None:
+            self.bar.set_postfix_str(f"epoch {epoch}/{self.epochs}, {words}")
 
     def epoch(self, row: dict[str, Any]) -> None:
         if "test_error" in row:
