@@ -172,11 +172,9 @@ def speed() -> str:
     words = ", ".join(f"{k.split(', ')[1]} {v:.2f} s" for k, v in built.items())
     rows.append("")
     rows.append(
-        f"Time as a multiple of the bound, float32, median of interleaved rounds; {r['device']}, torch {r['torch']}. Well below "
-        "1 is the Fourier algorithm, which needs fewer multiplications than a planar convolution of the same shape; a few percent "
-        "to either side are noise. In `planar()`, norms are folded into convolutions, hence less than 1 for whole networks. "
-        "Building the "
-        f"layers of a p4m ResNet44: {words}. Record: `benchmarks/records/2026-11-15_speed_cpu`."
+        f"Time as a multiple of the bound, float32, median of interleaved rounds; {r['device']}, torch {r['torch']}. Well "
+        "below 1 is the Fourier algorithm, which needs fewer multiplications than a planar convolution of the same shape; a few "
+        f"percent to either side are noise. Building the layers of a p4m ResNet44: {words}. Record: `benchmarks/records/2026-11-15_speed_cpu`."
     )
     return "\n".join(rows)
 

@@ -112,9 +112,9 @@ def _clear(planes: Tensor, domain: Domain | None) -> None:
         return
     rows = planes.movedim(1, -1)
     if rows.is_contiguous():
-        rows.view(planes.shape[0], -1, planes.shape[1]).index_fill_(1, domain.outside, 0.0)
+        rows.flatten(1, -2).index_fill_(1, domain.outside, 0.0)
     elif planes.is_contiguous():
-        planes.view(*planes.shape[:2], -1).index_fill_(2, domain.outside, 0.0)
+        planes.flatten(2).index_fill_(2, domain.outside, 0.0)
     else:
         planes.mul_(domain.mask)
 
