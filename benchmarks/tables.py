@@ -174,7 +174,8 @@ def speed() -> str:
     rows.append(
         f"Time as a multiple of the bound, float32, median of interleaved rounds; {r['device']}, torch {r['torch']}. Well "
         "below 1 is the Fourier algorithm, which needs fewer multiplications than a planar convolution of the same shape; a few "
-        f"percent to either side are noise. Building the layers of a p4m ResNet44: {words}. Record: `benchmarks/records/2026-11-15_speed_cpu`."
+        f"percent to either side are noise. Building the layers of a p4m ResNet44: {words}. Record: "
+        "`benchmarks/records/2026-11-15_speed_cpu`."
     )
     return "\n".join(rows)
 
