@@ -547,7 +547,7 @@ def test_dense_filters_can_be_taken_over(group: Group) -> None:
     x = feature_map(group, channels=2)
     torch.testing.assert_close(conv(x), gcorr(group, x, psi), rtol=0, atol=1e-12)
     lift, plane = LiftConv(group, 2, 3, 3, bias=False).double(), torch.randn(3, 2, *size, dtype=torch.float64)
-    lift.load_filters(plane)
+    lift.load_filters(plane.numpy())
     torch.testing.assert_close(lift(x[:, :, 0]), gcorr(group, x[:, :, 0], plane), rtol=0, atol=1e-12)
     with pytest.raises(ValueError, match=r"GConv\(.*: expected filters \(3, 2, .*got \(3, 2, 1\)"):
         conv.load_filters(torch.zeros(3, 2, 1))

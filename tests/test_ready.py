@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
+import pickle
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save as pack
 from torch import nn
 
 from gcnn import Oh, p4, p4m
@@ -43,6 +45,8 @@ def test_ready_networks_train_and_export(name: str, tmp_path: Path) -> None:
         expected = net(x)
         size = float(expected.abs().max())
         torch.testing.assert_close(planar(net, fold=True)(x), expected, rtol=1e-5, atol=2e-6 * size)
+        for served in (net, planar(net)):
+            torch.testing.assert_close(pickle.loads(pickle.dumps(served))(x), expected, rtol=1e-5, atol=2e-6 * size)
     path = tmp_path / "net.onnx"
     assert to_onnx(net, path, x) < 1e-5
     graph = onnx.load(path).graph
@@ -134,6 +138,21 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         load_into(ours, path)
     with pytest.raises(FileNotFoundError, match="is not there"):
         load(tmp_path / "none")
+    whole = bytearray((tmp_path / "ten.safetensors").read_bytes())
+    whole[-5] ^= 1
+    (tmp_path / "flipped.safetensors").write_bytes(whole)
+    with pytest.raises(ValueError, match="its numbers are not those that were written"):
+        load(tmp_path / "flipped.safetensors")
+    for says, message in (
+        ([1], "holds no weights of gcnn"),
+        ({"groups": 3}, "about its groups"),
+        ({"build": {"name": "lenet", "options": {}}}, "a network that this version does not have"),
+        ({"build": {"name": "p4cnn"}}, "a network that this version does not have"),
+    ):
+        strange = tmp_path / "strange.safetensors"
+        strange.write_bytes(pack({"x": torch.zeros(1)}, {"gcnn": json.dumps(says)}))
+        with pytest.raises(ValueError, match=message):
+            load_into(ours, strange) if "groups" in str(says) or says == [1] else load(strange)
     save(nn.Sequential(LiftConv(Oh, 1, 2, 3)), tmp_path / "own.safetensors")
     with pytest.raises(ValueError, match=r"does not say which network.*load_into"):
         load(tmp_path / "own.safetensors")

@@ -33,7 +33,8 @@ def planar(model: nn.Module, fold: bool = False, example: Tensor | tuple[Tensor,
 
     Takes networks that torch.fx can trace, on every lattice. The result is a copy; it does not follow further training. With
     `fold`, norms that follow a convolution directly become part of it. An `example` input is needed where a norm may get maps or
-    functions on the group, and only a run tells which: an error asks for it.
+    functions on the group, and only a run tells which: an error asks for it. Small batches gain most; wide layers for which the
+    original takes the Fourier algorithm (`gcnn.functional.correlate`) are slower as plain convolutions.
 
     >>> from gcnn.models import build
     >>> net = build("p4cnn").eval()

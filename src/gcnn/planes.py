@@ -106,6 +106,8 @@ class Planar:
             value = found if isinstance(found, Value) else Value(found)
             self.values[node] = value._replace(rank=self.ranks.get(node.name, value.rank))
         self.graph.lint()
+        for node in self.graph.nodes:
+            node.type = None  # annotations that are strings would stop pickle and torch.jit.script
         made = fx.GraphModule(self.root, self.graph).eval()
         formats = {4: torch.channels_last, 5: torch.channels_last_3d}
         for p in made.parameters():

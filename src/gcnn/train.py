@@ -31,7 +31,7 @@ from gcnn.data import Dataset, Split, load
 from gcnn.files import write_file
 from gcnn.groups import GROUPS
 from gcnn.models import MODELS, build
-from gcnn.models.weights import read
+from gcnn.models.weights import digest, read
 from gcnn.nn import GBatchNorm
 from gcnn.steps import Inputs, Stepper, batches, turned
 
@@ -242,7 +242,7 @@ def _save(folder: Path, model: nn.Module, stepper: Stepper, meta: dict[str, Any]
     for name, p in model.named_parameters():
         for k, v in stepper.optimizer.state[p].items():
             tensors[f"optimizer.{name}.{k}"] = v.detach().cpu().contiguous()
-    write_file(folder / "last.safetensors", save(tensors, {"gcnn": json.dumps(meta)}))
+    write_file(folder / "last.safetensors", save(tensors, {"gcnn": json.dumps({**meta, "sha256": digest(tensors)})}))
     table = io.StringIO()
     columns = sorted({k for row in meta["history"] for k in row if k != "confusion"}, key=lambda k: (k != "epoch", k))
     writer = csv.DictWriter(table, columns, extrasaction="ignore")

@@ -119,6 +119,8 @@ def load(path: str | Path) -> nn.Module:
     made_from = meta.get("build")
     if not made_from:
         raise ValueError(f"{path} does not say which network it is of: make that, and use load_into(model, {str(path)!r})")
+    if not (isinstance(made_from, dict) and made_from.get("name") in MODELS and isinstance(made_from.get("options"), dict)):
+        raise ValueError(f"{path} is of a network that this version does not have: it says {str(made_from)[:60]!r}")
     options = dict(made_from["options"])
     if "group" in options:
         if options["group"] not in GROUPS:

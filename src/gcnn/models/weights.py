@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
-from torch import fx, nn
+import torch
+from torch import Tensor, fx, nn
 
 from gcnn.files import write_file
 from gcnn.groups import Group
@@ -45,8 +47,17 @@ def save(model: nn.Module, path: str | Path, overwrite: bool = False, **about: A
     tensors = {
         name: t.detach().cpu().clone().contiguous() for name, t in model.state_dict().items()
     }  # shared ones each by itself
-    meta = {"groups": groups_of(model), "build": built_from(model), "about": about}
+    meta = {"groups": groups_of(model), "build": built_from(model), "about": about, "sha256": digest(tensors)}
     write_file(path, pack(tensors, {"gcnn": json.dumps(meta)}))
+
+
+def digest(tensors: dict[str, Tensor]) -> str:
+    """The SHA-256 of the numbers of all tensors: safetensors itself does not see a flipped bit."""
+    found = hashlib.sha256()
+    for name in sorted(tensors):
+        found.update(name.encode())
+        found.update(tensors[name].reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def built_from(model: nn.Module) -> Any:
@@ -65,8 +76,13 @@ def read(path: str | Path, what: str = "weights") -> tuple[dict[str, Any], dict[
     try:
         with safe_open(path, "pt") as file:
             meta = json.loads((file.metadata() or {})["gcnn"])
+            if not isinstance(meta, dict):
+                raise ValueError(f"it says {str(meta)[:40]} about itself")
             names = file.keys()
-            return {name: file.get_tensor(name) for name in names}, meta
+            tensors = {name: file.get_tensor(name) for name in names}
+        if meta.get("sha256", kept := digest(tensors)) != kept:
+            raise ValueError("its numbers are not those that were written")
+        return tensors, meta
     except (SafetensorError, KeyError, ValueError) as error:
         raise ValueError(f"{path} holds no {what} of gcnn, or is truncated or damaged ({error})") from error
 
@@ -78,7 +94,10 @@ def load_into(model: nn.Module, path: str | Path) -> nn.Module:
             "load_into: the network is on the meta device, which holds no numbers; use model.to_empty(device=...) first"
         )
     tensors, meta = read(path)
-    theirs, ours = dict(meta.get("groups", [])), dict(groups_of(model))
+    try:
+        theirs, ours = dict(meta.get("groups", [])), dict(groups_of(model))
+    except (TypeError, ValueError):
+        raise ValueError(f"{path} holds no weights of gcnn: it says {str(meta.get('groups'))[:40]!r} about its groups") from None
     if theirs != ours:
         words = [", ".join(sorted(g)) or "no group" for g in (theirs, ours)]
         more = " (with other elements, or in another order)" if words[0] == words[1] else ""

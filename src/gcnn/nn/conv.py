@@ -113,12 +113,14 @@ class _Filters(GModule):
         bank = self._bank().detach().unflatten(1, (self.cosets, -1)).unflatten(0, (self.groups, self.group.order, -1))
         return bank.movedim(1, 2).flatten(0, 1).transpose(2, 3)
 
-    def load_filters(self, psi: Tensor) -> None:
+    def load_filters(self, psi: Any) -> None:
         """Takes over dense filters (K_out, K_in / groups, S_in, *n), or (K_out, K_in / groups, *n) on the plane, as `gcorr` does.
 
-        The elements are in the order of `group.matrices`; for p4 and p4m that is the paper's, and the shape is the one in which
-        its authors' code keeps filters. Taps outside the support of the kernel, on a hexagonal lattice, do not count.
+        A tensor or an array of numpy. The elements are in the order of `group.matrices`; for p4 and p4m that is the paper's, and
+        the shape is the one in which its authors' code, GrouPy, keeps filters. Taps outside the support of the kernel, on a
+        hexagonal lattice, do not count.
         """
+        psi = torch.as_tensor(psi)
         fibre = () if self.on_plane else (self.cosets,)
         expected = (*self.weight.shape[:2], *fibre, *self.kernel_size)
         if tuple(psi.shape) != expected:

@@ -56,6 +56,8 @@ class Converter:
             handle: Callable[[fx.Node], Value] = getattr(self, f"_{node.op}")
             self.values[node] = handle(node)
         self.graph.lint()
+        for node in self.graph.nodes:
+            node.type = None  # annotations that are strings would stop pickle
         return fx.GraphModule(self.root, self.graph, type(self.model).__name__)
 
     def _placeholder(self, node: fx.Node) -> Value:
