@@ -204,6 +204,17 @@ def test_norms_of_layers_restrictions_and_subsampling(group: Group) -> None:
         torch.testing.assert_close(planar(net)(x), net.eval()(x), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("group", [p4m, GROUPS["linem"], GROUPS["D4"]], ids=lambda g: g.name)
+def test_norms_after_transposed_convolutions_are_folded_too(group: Group) -> None:
+    torch.manual_seed(0)
+    layers = (LiftConv(group, 2, 3, 3, padding=1), GConvTranspose(group, 3, 2, 3, 2, 1), GBatchNorm(group, 2), nn.ReLU())
+    net, x = nn.Sequential(*layers).double(), image(group, size=5)
+    net(x)  # statistics that are not zero and one
+    plain = planar(net.eval(), fold=True)
+    assert not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in plain.modules())
+    torch.testing.assert_close(plain(x), net(x), rtol=1e-11, atol=1e-11)
+
+
 def test_other_roads_of_torch_take_plain_networks() -> None:
     torch.manual_seed(0)
     net, x = build("p4cnn", channels=2).eval(), torch.randn(2, 1, 28, 28)

@@ -137,9 +137,11 @@ def _folded(model: fx.GraphModule) -> fx.GraphModule:
             continue
         conv = model.get_submodule(str(before.target))
         shared = sum(n.op == "call_module" and n.target == before.target for n in model.graph.nodes) > 1
-        if isinstance(conv, nn.Conv1d | nn.Conv2d | nn.Conv3d) and not shared:
+        back = isinstance(conv, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d) and conv.groups == 1
+        if (back or isinstance(conv, nn.Conv1d | nn.Conv2d | nn.Conv3d)) and not shared:
             place, _, last = str(before.target).rpartition(".")
-            setattr(model.get_submodule(place), last, fuse_conv_bn_eval(conv, norm))
+            fused: Any = fuse_conv_bn_eval
+            setattr(model.get_submodule(place), last, fused(conv, norm, transpose=back))
             node.replace_all_uses_with(before)
             model.graph.erase_node(node)
     model.delete_all_unused_submodules()
