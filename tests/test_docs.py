@@ -19,10 +19,14 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import numpy as np
 import pytest
+import torch
 
 import gcnn
-from gcnn import GROUPS, Oh, p4, p6, plot
+from common import plane_groups
+from gcnn import GROUPS, Group, Oh, p4, p6, plot
+from gcnn.functional import act
 from test_repository import PAGES
 
 ROOT = Path(__file__).parent.parent
@@ -57,8 +61,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Page]:
     """The site as `make docs` builds it: MkDocs fails where it finds something amiss itself."""
     folder = tmp_path_factory.mktemp("site")
     run = {"cwd": ROOT, "check": True, "env": {**os.environ, "NO_MKDOCS_2_WARNING": "1"}}
-    if not (ROOT / "docs/img").exists():
-        subprocess.run([sys.executable, "docs/figures.py"], **run)  # type: ignore[call-overload]
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)]
     subprocess.run(command, **run)  # type: ignore[call-overload]
     return {path: Page(path) for path in folder.rglob("*.html")}
@@ -110,9 +112,8 @@ def test_no_link_of_the_repository_is_dead(page: str) -> None:
             assert re.fullmatch(r"[\w.-]+\.[a-z]{2,}", parts.netloc), link
             continue
         target = (ROOT / page).parent / unquote(parts.path) if parts.path else ROOT / page
-        made = link.startswith(("img/", "notebooks/")) and page.startswith("docs/")  # by `make docs`, tested on the site
-        assert made or target.exists(), f"{page} links to {link}"
-        if parts.fragment and not made:
+        assert target.exists(), f"{page} links to {link}"
+        if parts.fragment:
             assert parts.fragment in anchors(target.read_text()), f"{page} links to {link}"
 
 
@@ -189,18 +190,45 @@ def test_every_public_name_has_an_example_that_runs() -> None:
     assert not missing, f"{len(missing)} public names have no example that runs: {', '.join(missing)}"
 
 
-# --- the front page ------------------------------------------------------------------------------------------------------
+# --- the pictures ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_picture_of_the_front_page_is_what_the_code_draws() -> None:
+def figures() -> Any:
     spec = importlib.util.spec_from_file_location("figures", ROOT / "docs/figures.py")
     assert spec is not None
     assert spec.loader is not None
-    figures = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(figures)
-    kept = (ROOT / "docs/turning.svg").read_text(encoding="utf-8")
-    assert kept == figures.turning(), "draw it again: python docs/figures.py"
-    assert len(kept) < 400_000
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_pictures_of_the_pages_are_what_the_code_draws() -> None:
+    drawn = figures().pictures()
+    kept = {path for pattern in ("*.svg", "groups/*") for path in (ROOT / "docs").glob(pattern)}
+    assert kept == set(drawn)
+    for path, picture in drawn.items():
+        assert path.read_text(encoding="utf-8") == picture, f"{path.name}: draw it again, python docs/figures.py"
+        assert len(picture) < (400_000 if path.name == "turning.svg" else 10_000)
+
+
+@plane_groups
+def test_the_letter_of_a_picture_turns_as_images_do(group: Group) -> None:
+    """By another road: where `act` takes the brightest cell of a map, the picture takes the point of the page."""
+    x = torch.zeros(1, 1, 9, 9)
+    x[0, 0, 5, 6] = 1  # row 1, column 2 from the middle
+    for s in range(group.order):
+        row, column = (int(i) - 4 for i in act(group, s, x)[0, 0].nonzero()[0])
+        point, moved = ((c, r) if group.fills_box else (c + r / 2, 0.75**0.5 * r) for r, c in ((1, 2), (row, column)))
+        assert np.allclose(figures().on_paper(group, s) @ point, moved)
+
+
+@plane_groups
+def test_every_plane_group_has_its_picture(group: Group) -> None:
+    text = (ROOT / "docs/groups.md").read_text()
+    elements = f"{group.order} element{'s' if group.order > 1 else ''}"
+    assert re.search(
+        rf"^### {group.name}: .*, {elements}\n\n!\[{group.name}: [^\]]+\]\(groups/{group.name}.svg\)\n\n\*[^*]+\*\n", text, re.M
+    )
 
 
 def test_an_animation_is_for_turns_of_the_square_lattice() -> None:

@@ -105,16 +105,12 @@ def animation(group: Group, image: Tensor, x: Tensor) -> str:
         return round(100 * (place[0] + left), 2), round(100 * (max(up) + 0.8 - place[1]), 2)
 
     lines = []
+    for s, t, color, directed in arrows(group):
+        (x0, y0), (x1, y1) = between(at(places[s]), at(places[t]), 66)
+        tip = ' marker-end="url(#tip)"' if directed else ""
+        ends = f'x1="{x0:.1f}" y1="{y0:.1f}" x2="{x1:.1f}" y2="{y1:.1f}"'
+        lines.append(f'<line {ends} stroke="{color}" stroke-width="3"{tip}/>')
     for s, place in places.items():
-        for h, color in ((r, RED), (mirror(group), BLUE)):
-            if h is None or ((t := int(group.product[h, s])) < s and not group.product[h, h]):
-                continue
-            (x0, y0), (x1, y1) = at(place), at(places[t])
-            gap = 66 / math.hypot(x1 - x0, y1 - y0)
-            a, b = (x0 + (x1 - x0) * gap, y0 + (y1 - y0) * gap), (x1 - (x1 - x0) * gap, y1 - (y1 - y0) * gap)
-            tip = ' marker-end="url(#tip)"' if group.product[h, h] else ""
-            ends = f'x1="{a[0]:.1f}" y1="{a[1]:.1f}" x2="{b[0]:.1f}" y2="{b[1]:.1f}"'
-            lines.append(f'<line {ends} stroke="{color}" stroke-width="3"{tip}/>')
         name = re.sub(r"\^(\d+)", r'<tspan dy="-6" font-size="13">\1</tspan>', words[s])
         lines.append(f'<text x="{at(place)[0]}" y="{at(place)[1] + 74}"><tspan font-style="italic">{name}</tspan></text>')
     moving = [_turning(image.detach().to("cpu", torch.float32), [(100.0, 50 * height)] * (len(turns) + 1), 140)]
@@ -238,19 +234,33 @@ def layout(group: Group) -> dict[int, tuple[float, float]]:
     return places
 
 
+def arrows(group: Group) -> list[tuple[int, int, str, bool]]:
+    """From s to t: red to r s, blue to m s, and whether it has a direction; what undoes itself is one line for both ways."""
+    found = []
+    for h, color in ((rotation(group), RED), (mirror(group), BLUE)):
+        if h:
+            directed = bool(group.product[h, h])
+            ways = [(s, int(group.product[h, s])) for s in range(group.order)]
+            found += [(s, t, color, directed) for s, t in ways if directed or s < t]
+    return found
+
+
+def between(start: tuple[float, float], end: tuple[float, float], gap: float) -> tuple[tuple[float, float], tuple[float, float]]:
+    """The part of the way from `start` to `end` that is clear of both by `gap`."""
+    (x0, y0), (x1, y1) = start, end
+    part = gap / math.hypot(x1 - x0, y1 - y0)
+    a, b = part * (x1 - x0), part * (y1 - y0)
+    return (x0 + a, y0 + b), (x1 - a, y1 - b)
+
+
 def _draw(ax: Axes, group: Group, planes: Tensor, title: str, cmap: str, scale: float) -> None:
     places, words = layout(group), names(group)
-    r, m = rotation(group), mirror(group)
     for s, (x, y) in places.items():
         _patch(ax, group, planes[s].numpy(), x, y, cmap, scale)
         corner = (x - 0.46, y - 0.46) if group.fills_box else (x, y - 0.44)
         ax.text(*corner, f"${words[s]}$", ha="left" if group.fills_box else "center", color="white", fontsize=9, zorder=4)
-        if r:
-            t = int(group.product[r, s])
-            if group.product[r, r] or s < t:  # half a turn is its own inverse: one line for both ways
-                _arrow(ax, places[s], places[t], RED, directed=bool(group.product[r, r]))
-        if m is not None and s < group.product[m, s]:
-            _arrow(ax, places[s], places[int(group.product[m, s])], BLUE, directed=False)
+    for s, t, color, directed in arrows(group):
+        _arrow(ax, *between(places[s], places[t], 0.65), color, directed)
     across, up = zip(*places.values(), strict=True)
     ax.set(xlim=(min(across) - 0.7, max(across) + 0.7), ylim=(min(up) - 0.7, max(up) + 0.7), aspect="equal", title=title)
     ax.axis("off")
@@ -282,10 +292,5 @@ def _patch(ax: Axes, group: Group, plane: Any, x: float, y: float, cmap: str, sc
 def _arrow(ax: Axes, start: tuple[float, float], end: tuple[float, float], color: str, directed: bool) -> None:
     from matplotlib.patches import FancyArrowPatch
 
-    (x0, y0), (x1, y1) = start, end
-    length = math.hypot(x1 - x0, y1 - y0)
-    gap = 0.65 / length  # clear of both patches
-    a = (x0 + (x1 - x0) * gap, y0 + (y1 - y0) * gap)
-    b = (x1 - (x1 - x0) * gap, y1 - (y1 - y0) * gap)
     style = "-|>" if directed else "-"
-    ax.add_patch(FancyArrowPatch(a, b, arrowstyle=style, mutation_scale=12, color=color, linewidth=1.6, zorder=1))
+    ax.add_patch(FancyArrowPatch(start, end, arrowstyle=style, mutation_scale=12, color=color, linewidth=1.6, zorder=1))
