@@ -113,7 +113,7 @@ def test_no_link_of_the_repository_is_dead(page: str) -> None:
             continue
         target = (ROOT / page).parent / unquote(parts.path) if parts.path else ROOT / page
         assert target.exists(), f"{page} links to {link}"
-        if parts.fragment:
+        if parts.fragment and not link.startswith("reference.md#gcnn."):  # those are made from docstrings, and tested on the site
             assert parts.fragment in anchors(target.read_text()), f"{page} links to {link}"
 
 
