@@ -27,7 +27,8 @@ import gcnn
 from common import plane_groups
 from gcnn import GROUPS, Group, Oh, p4, p6, plot
 from gcnn.functional import act
-from test_repository import PAGES
+from gcnn.models import weights
+from test_repository import PAGES, run
 
 ROOT = Path(__file__).parent.parent
 INSIDE = {"__main__", "config", "demo", "rebuild"}  # what is for users there: `train.Config`, `gcnn demo`, `convert`
@@ -115,6 +116,48 @@ def test_no_link_of_the_repository_is_dead(page: str) -> None:
         assert target.exists(), f"{page} links to {link}"
         if parts.fragment and not link.startswith("reference.md#gcnn."):  # those are made from docstrings, and tested on the site
             assert parts.fragment in anchors(target.read_text()), f"{page} links to {link}"
+
+
+# --- what pages say is so ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_code_on_pages_fits_the_page(page: str) -> None:
+    for kind, block in re.findall(r"^```(\w*)\n(.*?)^```", (ROOT / page).read_text(), re.S | re.M):
+        for line in block.splitlines():
+            assert len(line) <= (88 if kind == "python" else 100), f"{page}: {line}"
+
+
+NUMBER = r"\d\S*e[+-]\d+"
+SHOWN = [
+    pytest.param(code, shown, id=f"{page}-{i}")
+    for page in PAGES
+    for i, (code, shown) in enumerate(re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", (ROOT / page).read_text(), re.S))
+]
+
+
+@pytest.mark.parametrize(("code", "shown"), SHOWN)
+def test_pages_show_what_their_code_prints(code: str, shown: str, tmp_path: Path) -> None:
+    """Line breaks aside, word by word; errors that are rounding must be so in both, others agree in size."""
+    printed = run("-c", code, cwd=tmp_path)
+    words, wanted = (re.sub(NUMBER, "#", text).split() for text in (printed, shown))
+    assert words == wanted
+    for number, other in zip(re.findall(NUMBER, printed), re.findall(NUMBER, shown), strict=True):
+        a, b = float(number), float(other)
+        assert max(a, b) < 1e-5 or 1 / 4 < a / b < 4, (number, other)
+
+
+def test_there_are_pages_that_show_what_code_prints() -> None:
+    assert {page for page in PAGES if any(page in str(case.id) for case in SHOWN)} >= {"README.md", "docs/exactness.md"}
+
+
+def test_the_numbers_that_pretrained_networks_take_are_those_of_their_file() -> None:
+    about = weights.read(ROOT / "src/gcnn/models/p4cnn.safetensors")[1]["about"]
+    expected = f"{about['mean']:.2f}", f"{about['std']:.2f}"
+    assert about["recipe"] == "decay/p4cnn, seed 0"  # which the README says
+    for page in ("README.md", "docs/howto.md"):
+        found = re.findall(r"\(\w+ - ([\d.]+)\) / ([\d.]+)", (ROOT / page).read_text())
+        assert set(found) == {expected}, page
 
 
 # --- every public name ---------------------------------------------------------------------------------------------------
