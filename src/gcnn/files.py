@@ -7,7 +7,14 @@ from pathlib import Path
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Replaces a file in one move: a crash, a kill or a full disk leaves the old one whole."""
+    """Replaces a file in one move: a crash, a kill or a full disk leaves the old one whole.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_file(Path(folder) / "notes.txt", b"all of it")
+    ...     [path.name for path in Path(folder).iterdir()]
+    ['notes.txt']
+    """
     part = path.with_name(path.name + ".part")
     try:
         with part.open("wb") as file:
