@@ -77,10 +77,10 @@ def orbit(group: Group) -> str:
             f'<rect x="{x - wide / 2:.1f}" y="{y - 15:.1f}" width="{wide}" height="30" rx="8" fill="#fff"/>'
             f'<text x="{x:.1f}" y="{y + 7:.1f}">{letters}</text>'
         )
-    across = [x for x, _ in places.values()] + [x for _, x, _ in labels]
-    down = [y for _, y in places.values()] + [y for _, _, y in labels]
-    left, top = min(across) - 62, min(down) - 62
-    width, height = max(across) + 62 - left, max(down) + 62 - top
+    across = [x + a for x, _ in places.values() for a in (-60, 60)] + [x + a for _, x, _ in labels for a in (-30, 30)]
+    down = [y + a for _, y in places.values() for a in (-60, 60)] + [y + a for _, _, y in labels for a in (-18, 18)]
+    left, top = min(across), min(down)
+    width, height = max(across) - left, max(down) - top
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{left:.0f} {top:.0f} {width:.0f} {height:.0f}" '
         f'width="{width:.0f}" height="{height:.0f}" role="img"><title>The letter F under every element of {group.name}</title>'
