@@ -122,8 +122,8 @@ def animation(group: Group, image: Tensor, x: Tensor) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {100 * width:.0f} {100 * height:.0f}" role="img">'
         f"<title>An image that turns, and its feature map on {group.name}: each patch turns and moves to the next place</title>"
-        "<style>text{font:21px Georgia,serif;fill:#222;stroke:#fff;stroke-width:7px;stroke-linejoin:round;paint-order:stroke;text-anchor:middle}"
-        "image{image-rendering:pixelated}</style>"  # letters with a white rim can be read on any ground
+        "<style>text{font:21px Georgia,serif;fill:#222;stroke:#fff;stroke-width:7px;stroke-linejoin:round;paint-order:stroke;"
+        "text-anchor:middle}image{image-rendering:pixelated}</style>"  # letters with a white rim can be read on any ground
         '<defs><marker id="tip" viewBox="0 0 10 10" refX="8" refY="5" markerWidth="5" markerHeight="5" orient="auto">'
         f'<path d="M0 0L10 5L0 10z" fill="{RED}"/></marker></defs>{"".join(lines)}{"".join(moving)}</svg>\n'
     )
