@@ -37,4 +37,4 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis out site
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .cache out site
