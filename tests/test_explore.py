@@ -103,6 +103,26 @@ def test_quarter_turns_change_answers_of_z2cnn_only(explorer: Explorer) -> None:
         assert len(answers[0]) == 1 < len(answers[1])
 
 
+def test_errors_by_angle_are_those_of_the_networks(explorer: Explorer) -> None:
+    start = time.perf_counter()
+    assert not explorer.errors()["done"]
+    assert time.perf_counter() - start < 0.3  # counted in the background
+    explorer._counting.join(120)
+    found = explorer.errors()
+    assert (found["done"], found["of"], found["angles"]) == (True, explore.TRIED, explore.TURNS)
+    test, quarter = digits().test[: explore.TRIED], explore.TURNS // 4
+    for name, net in zip(("p4cnn", "z2cnn"), found["networks"], strict=True):
+        run, model = explorer.runs[net["name"]], build(name, pretrained=True)
+        assert (net["name"], len(net["errors"])) == (name.upper(), explore.TURNS)
+        for k in range(4):
+            with torch.no_grad():
+                answers = model((test.images.float().rot90(k, (-2, -1)) - run.mean) / run.std).argmax(1)
+            assert net["errors"][k * quarter] == 100 * int((answers != test.labels).sum()) / explore.TRIED
+    ours, theirs = (net["errors"] for net in found["networks"])
+    assert ours[quarter:] == ours[:-quarter]
+    assert theirs[quarter:] != theirs[:-quarter]
+
+
 def test_runs_of_the_user(tmp_path: Path, pixels: list[int]) -> None:
     data = digits()
     small = Dataset("digits", data.train[:64], data.test[:64], data.classes)
@@ -113,6 +133,9 @@ def test_runs_of_the_user(tmp_path: Path, pixels: list[int]) -> None:
         found = explorer.look(asked(pixels, group=group))["map"]
         assert (found["from"], found["channels"]) == (owner, channels)
     assert explorer.about()["networks"][0]["group"] == p4m.name
+    named = Dataset("letters", small.train, small.test, tuple("abcdefghij"))
+    train(Config(channels=2, epochs=1, device="cpu"), tmp_path / "letters", progress=False, data=named)
+    assert Explorer([tmp_path / "letters"]).errors()["networks"] == []  # test digits are none of its classes
     with pytest.raises(FileNotFoundError, match="holds no checkpoint"):
         Explorer([tmp_path])
     with pytest.raises(ValueError, match="must have different names"):
@@ -203,6 +226,7 @@ def test_what_is_no_json_or_too_long_or_not_there(address: str) -> None:
 
 
 def test_answers_come_while_the_hand_is_still_moving(address: str, pixels: list[int]) -> None:
+    get(address, "/errors")  # from now on it counts in the background
     for path, group in (("/look", "p4"), ("/look", "p6m"), ("/angles", "p4")):
         times = []
         for _ in range(7):
@@ -219,9 +243,11 @@ def test_the_command_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch, capsys:
         assert f"gcnn explore: 127.0.0.1:{port} cannot be used" in capsys.readouterr().err
     with pytest.raises(ValueError, match="port: expected 0 to 65535, got 99999"):
         serve(port=99_999)
-    monkeypatch.setitem(sys.modules, "starlette.applications", None)
-    assert main(["explore", "--no-browser"]) == 1
-    assert 'needs starlette and uvicorn, which are not installed: pip install "gcnn[explore]"' in capsys.readouterr().err
+    for missing in ("starlette.applications", "uvicorn"):
+        with monkeypatch.context() as without:
+            without.setitem(sys.modules, missing, None)
+            assert main(["explore", "--no-browser"]) == 1
+        assert 'needs starlette and uvicorn, which are not installed: pip install "gcnn[explore]"' in capsys.readouterr().err
 
 
 # --- in a browser --------------------------------------------------------------------------------------------------------
@@ -321,12 +347,55 @@ def test_a_drawn_digit_keeps_its_answer_when_it_is_turned(page: Page, address: s
     assert page.js("document.getElementById('problem').textContent") == ""
 
 
+def test_errors_by_angle_are_drawn(page: Page, address: str) -> None:
+    page.do("Page.navigate", url="about:blank")
+    page.do("Page.navigate", url=address)
+    page.wait_for("$('errors').textContent.includes('on average')")
+    said = page.js("[...document.querySelectorAll('#errors .change')].map(c => c.textContent)")
+    assert said == ["Repeats itself every 90°.", "Does not repeat itself every 90°."]
+    curves = page.js("[...document.querySelectorAll('#errors path')].map(p => p.getAttribute('d').split('L').length)")
+    assert curves == [explore.TURNS + 3] * 2
+
+
+@pytest.mark.parametrize(
+    "words", ["group=constructor", "group=__proto__", "digit=x.0", "digit=3.-1", "digit=.1", "angle=Infinity"]
+)
+def test_a_strange_address_opens_the_page_all_the_same(page: Page, address: str, words: str) -> None:
+    page.do("Page.navigate", url="about:blank")
+    page.do("Page.navigate", url=f"{address}#{words}")
+    assert all(page.answers("0,false,p4"))
+    assert page.js("document.getElementById('problem').textContent") == ""
+    assert page.js("state.pixels.some(p => p > 0)")
+
+
+def test_small_numbers_are_rounded_before_they_are_written(page: Page, address: str) -> None:
+    page.do("Page.navigate", url=address)
+    page.wait_for("typeof small === 'function'")
+    for number, shown in ((9.7e-8, "1·10⁻⁷"), (2.4e-7, "2·10⁻⁷"), (9.96e-4, "1·10⁻³"), (0.25, "0.25"), (1e-9, "0")):
+        assert page.js(f"small({number})") == shown
+
+
+def test_nothing_moves_for_those_who_want_no_motion(page: Page, address: str) -> None:
+    page.do("Emulation.setEmulatedMedia", features=[{"name": "prefers-reduced-motion", "value": "reduce"}])
+    page.do("Page.navigate", url="about:blank")
+    page.do("Page.navigate", url=f"{address}#group=p4")
+    page.answers("0,false,p4")
+    moves = "patches.some(p => p.style.transform) || $('diagram').classList.contains('moving')"
+    assert page.js(f"$('left').click(), {moves}") is False
+    assert page.js("getComputedStyle($('pad')).transitionDuration") == "0s"
+    page.answers("90,false,p4")
+    page.do("Emulation.setEmulatedMedia", features=[{"name": "prefers-reduced-motion", "value": ""}])
+    assert page.js(f"$('left').click(), {moves}") is True
+    page.answers("180,false,p4")
+
+
 def test_the_page_works_from_the_keyboard(page: Page, address: str) -> None:
     page.do("Page.navigate", url="about:blank")
     page.do("Page.navigate", url=f"{address}#group=p6&angle=60&digit=4.1")
     page.answers("60,false,p6")
     page.click("clear")
     page.wait_for("document.querySelector('.net').dataset.answer === ''")
+    assert page.js("$('keys').getBoundingClientRect().height") > 10  # the keys are written there for all to see
     page.js("document.getElementById('pad').focus()")
     for key in (" ", *["ArrowDown"] * 8):
         page.do("Input.dispatchKeyEvent", type="keyDown", key=key)

@@ -13,6 +13,7 @@ import webbrowser
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -33,8 +34,10 @@ from gcnn.train import Config, Run, answers_of, group_of, load_run, make_model
 __all__ = ["Explorer"]
 
 ANGLES = 72  # steps of five degrees, so that quarter, sixth and third turns are among them
-TRIED = 300  # test digits, looked through for those that a quarter turn makes a network read otherwise
+TURNS = 24  # steps of fifteen degrees, for the errors over many digits
+TRIED = 300  # test digits, looked through for those that a turn makes a network read otherwise
 BYTES = 64_000  # a request holds 784 numbers: what is longer is none of ours
+MISSING = 'gcnn explore needs starlette and uvicorn, which are not installed: pip install "gcnn[explore]"'
 PLANE_GROUPS = {name: group for name, group in GROUPS.items() if group.dim == 2}
 
 
@@ -56,10 +59,14 @@ class Explorer:
         for name, run in self.runs.items():
             if run.shape != self.shape or len(run.shape) != 3 or run.shape[0] != 1 or run.shape[1] != run.shape[2]:
                 raise ValueError(f"explore: expected runs on gray square images of one size, got {run.shape} for {name}")
+        data = digits()
+        self.test = data.test if self.shape[-1] == 28 else data.test[:0]
+        self._errors: dict[str, list[float]] = {name: [] for name, run in self.runs.items() if run.classes == data.classes}
+        self._counting = Thread(target=self._count, daemon=True)
 
     def about(self) -> dict[str, Any]:
         """What does not change: the networks, the plane groups with their diagrams, examples to begin with."""
-        test = digits().test if self.shape[-1] == 28 else digits().test[:0]
+        test = self.test
         chosen = [i for label in range(10) for i in (test.labels == label).nonzero()[:3, 0].tolist()]  # the first three of each
         unsteady = self._unsteady(test.images[:TRIED].float())
         examples = [
@@ -127,6 +134,26 @@ class Explorer:
             )
         return {"networks": found}
 
+    def errors(self) -> dict[str, Any]:
+        """How many of the first test digits each network misreads, in per cent, when all are turned by each angle.
+
+        The first call begins to count, in the background, and returns at once: `errors` are those of the angles counted so far.
+        """
+        if self._counting.ident is None:
+            self._counting.start()
+        done = not self._counting.is_alive()  # asked first, so that it is never said of a part
+        found = [{"name": name, "errors": list(errors)} for name, errors in self._errors.items()]
+        return {"of": min(TRIED, len(self.test)), "angles": TURNS, "networks": found, "done": done}
+
+    @torch.no_grad()
+    def _count(self) -> None:
+        test = self.test[:TRIED]
+        for i in range(TURNS if len(test) else 0):
+            images = _moved(test.images.float(), 360 * i / TURNS, mirror=False)
+            for name, errors in self._errors.items():
+                wrong = (self._logits(self.runs[name], images).argmax(1) != test.labels).sum()
+                errors.append(100 * int(wrong) / len(test))
+
     def _image(self, asked: dict[str, Any]) -> Tensor:
         pixels, count = asked.get("pixels"), math.prod(self.shape)
         if not isinstance(pixels, list) or len(pixels) != count:
@@ -183,12 +210,12 @@ def _pretrained(name: str) -> Run:
     return Run(model, config, tuple(about["classes"]), (1, 28, 28), about["mean"], about["std"], history, "digits")
 
 
-def _moved(image: Tensor, angle: float, mirror: bool) -> Tensor:
-    """The image mirrored left to right, if so asked, then turned anticlockwise: quarters exactly, the rest between pixels."""
-    x = image.flip(-1) if mirror else image
+def _moved(images: Tensor, angle: float, mirror: bool) -> Tensor:
+    """Images mirrored left to right, if so asked, then turned anticlockwise: quarters exactly, the rest between pixels."""
+    x = images.flip(-1) if mirror else images
     quarters, rest = divmod(angle, 90.0)
     x = torch.rot90(x, int(quarters) % 4, (-2, -1))
-    return turned(x, torch.tensor([math.radians(rest)])).clamp(0, 255) if rest else x
+    return turned(x, torch.full((len(x),), math.radians(rest))).clamp(0, 255) if rest else x
 
 
 def _on_lattice(group: Group, x: Tensor) -> Tensor:
@@ -244,7 +271,7 @@ def _flag(asked: dict[str, Any], name: str) -> bool:
 
 
 def make_app(explorer: Explorer) -> Any:
-    """The page and two questions, /look and /angles, as a Starlette application; what is wrong is answered in words, as JSON."""
+    """The page and its questions as a Starlette application; what is wrong is answered in words, as JSON."""
     try:
         from starlette.applications import Starlette
         from starlette.concurrency import run_in_threadpool
@@ -253,9 +280,7 @@ def make_app(explorer: Explorer) -> Any:
         from starlette.responses import HTMLResponse, JSONResponse, Response
         from starlette.routing import Route
     except ImportError as error:
-        raise ImportError(
-            'gcnn explore needs starlette and uvicorn, which are not installed: pip install "gcnn[explore]"'
-        ) from error
+        raise ImportError(MISSING) from error
     page = files("gcnn").joinpath("assets/explore.html").read_text(encoding="utf-8")
     about = explorer.about()
 
@@ -279,6 +304,9 @@ def make_app(explorer: Explorer) -> Any:
     async def tell(request: Request) -> Response:
         return JSONResponse(about)
 
+    async def count(request: Request) -> Response:
+        return JSONResponse(explorer.errors())
+
     async def answer(request: Request) -> Response:
         method = explorer.look if request.url.path == "/look" else explorer.angles
         asked = await body(request)
@@ -294,6 +322,7 @@ def make_app(explorer: Explorer) -> Any:
     routes = [
         Route("/", index),
         Route("/about", tell),
+        Route("/errors", count),
         Route("/look", answer, methods=["POST"]),
         Route("/angles", answer, methods=["POST"]),
     ]
@@ -316,9 +345,11 @@ def serve(folders: Sequence[str | Path] = (), host: str = "127.0.0.1", port: int
     """Runs the page until Ctrl-C, and opens it in the browser; port 0 is any free one."""
     if not 0 <= port < 65_536:
         raise ValueError(f"port: expected 0 to 65535, got {port}")
+    try:
+        import uvicorn
+    except ImportError as error:
+        raise ImportError(MISSING) from error
     app = make_app(Explorer(folders))
-    import uvicorn
-
     try:
         listener = socket.create_server((host, port))
     except OSError as error:
