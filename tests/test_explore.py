@@ -13,6 +13,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -104,23 +105,33 @@ def test_quarter_turns_change_answers_of_z2cnn_only(explorer: Explorer) -> None:
 
 
 def test_errors_by_angle_are_those_of_the_networks(explorer: Explorer) -> None:
-    start = time.perf_counter()
-    assert not explorer.errors()["done"]
-    assert time.perf_counter() - start < 0.3  # counted in the background
-    explorer._counting.join(120)
-    found = explorer.errors()
-    assert (found["done"], found["of"], found["angles"]) == (True, explore.TRIED, explore.TURNS)
     test, quarter = digits().test[: explore.TRIED], explore.TURNS // 4
-    for name, net in zip(("p4cnn", "z2cnn"), found["networks"], strict=True):
-        run, model = explorer.runs[net["name"]], build(name, pretrained=True)
-        assert (net["name"], len(net["errors"])) == (name.upper(), explore.TURNS)
+    found = {}
+    for name in ("p4cnn", "z2cnn"):
+        run, model = explorer.runs[name.upper()], build(name, pretrained=True)
+        steps = range(0, explore.TURNS, 2)
+        errors = {step: explorer.errors({"network": name.upper(), "step": step})["error"] for step in steps}
         for k in range(4):
             with torch.no_grad():
                 answers = model((test.images.float().rot90(k, (-2, -1)) - run.mean) / run.std).argmax(1)
-            assert net["errors"][k * quarter] == 100 * int((answers != test.labels).sum()) / explore.TRIED
-    ours, theirs = (net["errors"] for net in found["networks"])
-    assert ours[quarter:] == ours[:-quarter]
-    assert theirs[quarter:] != theirs[:-quarter]
+            assert errors[k * quarter] == 100 * int((answers != test.labels).sum()) / explore.TRIED
+        found[name] = {errors[step] == errors[(step + quarter) % explore.TURNS] for step in steps}
+    assert found["p4cnn"] == {True}  # it repeats itself every 90 degrees
+    assert False in found["z2cnn"]
+
+
+def test_errors_are_counted_once(explorer: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = explorer.errors({"network": "P4CNN", "step": 1})
+    monkeypatch.setattr(explorer, "_logits", None)
+    assert explorer.errors({"network": "P4CNN", "step": 1}) == first
+    for question, words in (
+        ({"network": "p4cnn", "step": 1}, "network: expected one of P4CNN, Z2CNN, got 'p4cnn'"),
+        ({"network": ["P4CNN"], "step": 1}, "network: expected one of P4CNN, Z2CNN, got ['P4CNN']"),
+        ({"network": "P4CNN", "step": 24}, "step: expected a number from 0 to 23, got 24"),
+        ({"network": "P4CNN", "step": True}, "step: expected a number from 0 to 23, got True"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(words)):
+            explorer.errors(question)
 
 
 def test_runs_of_the_user(tmp_path: Path, pixels: list[int]) -> None:
@@ -135,7 +146,7 @@ def test_runs_of_the_user(tmp_path: Path, pixels: list[int]) -> None:
     assert explorer.about()["networks"][0]["group"] == p4m.name
     named = Dataset("letters", small.train, small.test, tuple("abcdefghij"))
     train(Config(channels=2, epochs=1, device="cpu"), tmp_path / "letters", progress=False, data=named)
-    assert Explorer([tmp_path / "letters"]).errors()["networks"] == []  # test digits are none of its classes
+    assert Explorer([tmp_path / "letters"]).about()["errors"]["networks"] == []  # test digits are none of its classes
     with pytest.raises(FileNotFoundError, match="holds no checkpoint"):
         Explorer([tmp_path])
     with pytest.raises(ValueError, match="must have different names"):
@@ -226,14 +237,19 @@ def test_what_is_no_json_or_too_long_or_not_there(address: str) -> None:
 
 
 def test_answers_come_while_the_hand_is_still_moving(address: str, pixels: list[int]) -> None:
-    get(address, "/errors")  # from now on it counts in the background
-    for path, group in (("/look", "p4"), ("/look", "p6m"), ("/angles", "p4")):
-        times = []
-        for _ in range(7):
-            start = time.perf_counter()
-            assert post(address, path, asked(pixels, angle=60, group=group))[0] == 200
-            times.append(time.perf_counter() - start)
-        assert min(times) < 0.3, (path, group, times)
+    asks = [("/look", asked(pixels, angle=60, group=group)) for group in ("p4", "p6m")]
+    asks += [("/angles", asked(pixels)), ("/errors", {"network": "P4CNN"})]
+    others = iter(range(28))
+    with ThreadPoolExecutor(1) as meanwhile:  # the page counts errors while one draws
+        for path, question in asks:
+            times = []
+            for step in range(7):
+                other = meanwhile.submit(post, address, "/errors", {"network": "Z2CNN", "step": next(others) % explore.TURNS})
+                start = time.perf_counter()
+                assert post(address, path, {**question, "step": step})[0] == 200
+                times.append(time.perf_counter() - start)
+                assert other.result()[0] == 200
+            assert min(times) < 0.3, (path, times)
 
 
 def test_the_command_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -350,9 +366,9 @@ def test_a_drawn_digit_keeps_its_answer_when_it_is_turned(page: Page, address: s
 def test_errors_by_angle_are_drawn(page: Page, address: str) -> None:
     page.do("Page.navigate", url="about:blank")
     page.do("Page.navigate", url=address)
-    page.wait_for("$('errors').textContent.includes('on average')")
-    said = page.js("[...document.querySelectorAll('#errors .change')].map(c => c.textContent)")
-    assert said == ["Repeats itself every 90°.", "Does not repeat itself every 90°."]
+    words = "[...document.querySelectorAll('#errors .change')].map(c => c.textContent)"
+    page.wait_for(f"{words}.filter(Boolean).length === 2")
+    assert page.js(words) == ["Repeats itself every 90°.", "Does not repeat itself every 90°."]
     curves = page.js("[...document.querySelectorAll('#errors path')].map(p => p.getAttribute('d').split('L').length)")
     assert curves == [explore.TURNS + 3] * 2
 

@@ -13,7 +13,6 @@ import webbrowser
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -61,8 +60,8 @@ class Explorer:
                 raise ValueError(f"explore: expected runs on gray square images of one size, got {run.shape} for {name}")
         data = digits()
         self.test = data.test if self.shape[-1] == 28 else data.test[:0]
-        self._errors: dict[str, list[float]] = {name: [] for name, run in self.runs.items() if run.classes == data.classes}
-        self._counting = Thread(target=self._count, daemon=True)
+        self._readers = [name for name, run in self.runs.items() if run.classes == data.classes and len(self.test)]
+        self._errors: dict[tuple[str, int], float] = {}
 
     def about(self) -> dict[str, Any]:
         """What does not change: the networks, the plane groups with their diagrams, examples to begin with."""
@@ -86,6 +85,7 @@ class Explorer:
             ],
             "groups": {name: _diagram(group) for name, group in PLANE_GROUPS.items()},
             "examples": examples[: len(chosen)],
+            "errors": {"of": len(test[:TRIED]), "angles": TURNS, "networks": self._readers},
             "unsteady": {**unsteady, "examples": examples[len(chosen) :]},
         }
 
@@ -134,25 +134,22 @@ class Explorer:
             )
         return {"networks": found}
 
-    def errors(self) -> dict[str, Any]:
-        """How many of the first test digits each network misreads, in per cent, when all are turned by each angle.
-
-        The first call begins to count, in the background, and returns at once: `errors` are those of the angles counted so far.
-        """
-        if self._counting.ident is None:
-            self._counting.start()
-        done = not self._counting.is_alive()  # asked first, so that it is never said of a part
-        found = [{"name": name, "errors": list(errors)} for name, errors in self._errors.items()]
-        return {"of": min(TRIED, len(self.test)), "angles": TURNS, "networks": found, "done": done}
-
     @torch.no_grad()
-    def _count(self) -> None:
-        test = self.test[:TRIED]
-        for i in range(TURNS if len(test) else 0):
-            images = _moved(test.images.float(), 360 * i / TURNS, mirror=False)
-            for name, errors in self._errors.items():
-                wrong = (self._logits(self.runs[name], images).argmax(1) != test.labels).sum()
-                errors.append(100 * int(wrong) / len(test))
+    def errors(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """How many of the first test digits a network misreads, in per cent, when all are turned by one of the angles.
+
+        One network and one angle at a time, and each once: answers to the rest of the page do not wait for them.
+        """
+        name, step = asked.get("network"), asked.get("step")
+        if name not in self._readers:
+            raise ValueError(f"network: expected one of {', '.join(self._readers)}, got {name!r}")
+        if type(step) is not int or not 0 <= step < TURNS:
+            raise ValueError(f"step: expected a number from 0 to {TURNS - 1}, got {step!r}")
+        if (name, step) not in self._errors:
+            test = self.test[:TRIED]
+            answers = self._logits(self.runs[name], _moved(test.images.float(), 360 * step / TURNS, mirror=False)).argmax(1)
+            self._errors[name, step] = 100 * int((answers != test.labels).sum()) / len(test)
+        return {"error": self._errors[name, step]}
 
     def _image(self, asked: dict[str, Any]) -> Tensor:
         pixels, count = asked.get("pixels"), math.prod(self.shape)
@@ -283,6 +280,7 @@ def make_app(explorer: Explorer) -> Any:
         raise ImportError(MISSING) from error
     page = files("gcnn").joinpath("assets/explore.html").read_text(encoding="utf-8")
     about = explorer.about()
+    questions = {"/look": explorer.look, "/angles": explorer.angles, "/errors": explorer.errors}
 
     async def body(request: Request) -> dict[str, Any]:
         text = b""
@@ -304,14 +302,10 @@ def make_app(explorer: Explorer) -> Any:
     async def tell(request: Request) -> Response:
         return JSONResponse(about)
 
-    async def count(request: Request) -> Response:
-        return JSONResponse(explorer.errors())
-
     async def answer(request: Request) -> Response:
-        method = explorer.look if request.url.path == "/look" else explorer.angles
         asked = await body(request)
         try:
-            return JSONResponse(await run_in_threadpool(method, asked))
+            return JSONResponse(await run_in_threadpool(questions[request.url.path], asked))
         except ValueError as error:
             raise HTTPException(400, str(error)) from error
 
@@ -322,9 +316,7 @@ def make_app(explorer: Explorer) -> Any:
     routes = [
         Route("/", index),
         Route("/about", tell),
-        Route("/errors", count),
-        Route("/look", answer, methods=["POST"]),
-        Route("/angles", answer, methods=["POST"]),
+        *(Route(path, answer, methods=["POST"]) for path in questions),
     ]
     return Starlette(routes=routes, exception_handlers={HTTPException: refuse})
 
