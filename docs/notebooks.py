@@ -70,11 +70,11 @@ def executed(path: Path) -> Any:
             client.execute(env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"})  # two run at a time
         notebook.metadata["seconds"] = time.perf_counter() - start
         CACHE.mkdir(parents=True, exist_ok=True)
-        for old in CACHE.glob(f"{path.stem}-*"):
-            old.unlink(missing_ok=True)
         part = kept.with_suffix(f".{os.getpid()}")
         nbformat.write(notebook, part)
         part.replace(kept)  # whole or not at all
+        for old in {*CACHE.glob(f"{path.stem}-*.ipynb")} - {kept}:
+            old.unlink(missing_ok=True)
     return nbformat.read(kept, as_version=4)
 
 
