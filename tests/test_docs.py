@@ -121,7 +121,7 @@ def test_no_link_of_the_repository_is_dead(page: str) -> None:
 # --- what pages say is so ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page != "docs/explore.md"])
+@pytest.mark.parametrize("page", PAGES)
 def test_code_on_pages_fits_the_page(page: str) -> None:
     for kind, block in re.findall(r"^```(\w*)\n(.*?)^```", (ROOT / page).read_text(), re.S | re.M):
         for line in block.splitlines():
@@ -282,3 +282,10 @@ def test_an_animation_is_for_turns_of_the_square_lattice() -> None:
         plot.animation(p4, plot.example(p4), plot.example(p4))
     with pytest.raises(ValueError, match="expected a plane group"):
         plot.animation(Oh, plot.example(p4)[0], plot.example(p4))
+
+
+def test_the_reference_lists_public_names_alone(site: dict[Path, Page]) -> None:
+    (path,) = (path for path in site if path.name == "reference.html")
+    for parts in (anchor.split(".") for anchor in site[path].anchors):
+        if parts[0] == "gcnn" and len(parts) == 3:
+            assert parts[2] in importlib.import_module(".".join(parts[:2])).__all__, parts
