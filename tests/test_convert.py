@@ -140,6 +140,35 @@ class CustomAutograd(nn.Module):
         return Own.apply(self.conv(x))
 
 
+class LooksFirst(CustomAutograd):
+    """Not traced as far as its Function."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x if float(x.sum()) < 1e9 else -x)
+
+
+class OnlyInTraining(CustomAutograd):
+    def forward(self, x: Tensor) -> Tensor:
+        if float(x.sum()) < 1e9 and self.training:
+            return super().forward(x)
+        return self.conv(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("make", [CustomAutograd, LooksFirst, OnlyInTraining])
+def test_gradients_of_their_own_are_refused_with_an_example_too(make: Any) -> None:
+    net = nn.Sequential(make(), nn.ReLU(), nn.Conv2d(8, 2, 1))
+    words = r"convert: 0 \(\w+, test_convert\.py:\d+\) calls Own, a torch\.autograd\.Function.*; write it with functions of torch"
+    with pytest.raises(ValueError, match=words):
+        convert(net, p4, example=torch.rand(1, 3, 9, 9))
+
+
+def test_an_example_on_which_the_network_fails() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 49, 4))
+    convert(net, p4, example=torch.rand(1, 3, 9, 9))
+    with pytest.raises(ValueError, match=r"convert: the network fails on the example \(1, 3, 28, 28\): mat1 and mat2 shapes"):
+        convert(net, p4, example=torch.rand(1, 3, 28, 28))
+
+
 class OverOneAxis(HardReshape):
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(self.conv(x)).mean(2)
@@ -150,7 +179,7 @@ class OverOneAxis(HardReshape):
     [
         (Recurrent(), r"rnn \(LSTM\) cannot be made equivariant on a map"),
         (HardReshape(), r"reshape to a shape of its own, cannot be made equivariant"),
-        (CustomAutograd(), r"torch.fx cannot trace CustomAutograd: it calls a torch.autograd.Function"),
+        (CustomAutograd(), r"convert: CustomAutograd \(test_convert\.py:\d+\) calls Own, a torch\.autograd\.Function"),
         (OverOneAxis(), r"mean over axes 2.*take it over all 2 axes of space"),
         (nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten()), r"flattened and no linear layer follows"),
         (nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.Unflatten(1, (4, 1, 1)), nn.Conv2d(4, 4, 1)), r"0, a flatten, cannot"),

@@ -10,8 +10,10 @@ from __future__ import annotations
 import copy
 import inspect
 import math
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -69,11 +71,13 @@ def convert(
     _check_options(model, group, keep, pool, weights, example)
     if isinstance(model, (*CONVS, *TRANSPOSED)):  # one layer
         model = nn.Sequential(model).train(model.training)
+    if example is not None:
+        _try_on(model, example)
     whole, model = model, copy.copy(model)  # tracing leaves constants on the model that it is given
     try:
         graph, always = _traced(model)
-    except _DependsError as error:
-        raise ValueError(f"convert: {type(model).__name__} {error}") from None
+    except _RefusedError as error:
+        raise ValueError(f"convert: {error}") from None
     except Exception as error:  # whatever the user's forward does with a proxy
         if example is None:
             raise ValueError(
@@ -128,10 +132,33 @@ def _check_options(model: nn.Module, group: Group, keep: Keep, pool: str | None,
             raise TypeError(f"convert: expected an example image, or a tuple of them for several inputs, got {image!r}")
         if image.ndim != group.dim + 2 or not image.is_floating_point():
             raise ValueError(f"convert: expected an example image with {group.dim + 2} axes, got {tuple(image.shape)}")
+    if example is not None and len({(len(x), *x.shape[2:]) for x in _images(example)}) > 1:
+        raise ValueError(
+            f"convert: example images of several inputs are checked together, and must be of one size, got {_shapes(example)}"
+        )
 
 
 def _images(example: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return example if isinstance(example, tuple) else (example,)
+
+
+def _shapes(example: Tensor | tuple[Tensor, ...]) -> str:
+    return ", ".join(str(tuple(image.shape)) for image in _images(example))
+
+
+def _try_on(model: nn.Module, example: Tensor | tuple[Tensor, ...]) -> None:
+    """Runs a copy of the user's network on the example, in either mode, and refuses what tracing would not have seen."""
+    model, like = copy.deepcopy(model), next(model.parameters())
+    images = [image.to(like.device, like.dtype) for image in _images(example)]
+    for training in (False, True):
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]), _no_own_gradients(model):
+                model.train(training)(*(torch.cat([image] * (1 + training)) for image in images))  # norms in training want two
+        except _RefusedError as error:
+            raise ValueError(f"convert: {error}") from None
+        except Exception as error:  # whatever the user's forward does
+            if not training:
+                raise ValueError(f"convert: the network fails on the example {_shapes(example)}: {error}") from error
 
 
 def _fitted(build: Converter, factor: float) -> float:
@@ -152,13 +179,13 @@ def _fitted(build: Converter, factor: float) -> float:
 def _checked(made: nn.Module, group: Group, example: Tensor | tuple[Tensor, ...]) -> nn.Module:
     """The network, unless something that it returns is not equivariant on the example."""
     like, images = next(made.parameters()), _images(example)
-    if len({(len(x), *x.shape[2:]) for x in images}) > 1:
-        shapes = ", ".join(str(tuple(x.shape)) for x in images)
-        raise ValueError(f"convert: example images of several inputs are checked together, and must be of one size, got {shapes}")
     x = torch.cat(images, 1).to(like.device, like.dtype)
     channels = [image.shape[1] for image in images]
-    with torch.no_grad():
-        result = copy.deepcopy(made).eval()(*x.split(channels, 1))
+    try:
+        with torch.no_grad():
+            result = copy.deepcopy(made).eval()(*x.split(channels, 1))
+    except Exception as error:
+        raise ValueError(f"convert: the converted network fails on the example {_shapes(example)}: {error}") from error
     results, alone = tree_leaves(result), isinstance(result, Tensor) and len(images) == 1
     for i, y in enumerate(results):
         if isinstance(y, Tensor) and y.is_floating_point():
@@ -181,8 +208,8 @@ class _One(nn.Module):
         return found
 
 
-class _DependsError(ValueError):
-    """The forward is not the same in every mode."""
+class _RefusedError(ValueError):
+    """What neither tracing nor a replacement of modules may take."""
 
 
 def _traced(model: nn.Module) -> tuple[fx.Graph, set[str]]:
@@ -194,16 +221,16 @@ def _traced(model: nn.Module) -> tuple[fx.Graph, set[str]]:
     try:
         for training in (True, False):
             model.train(training)
-            with _no_own_gradients():
+            with _no_own_gradients(model):
                 graphs.append(_Tracer().trace(model, concrete_args=usual or None))
     finally:
         for m, mode in modes.items():
             m.training = mode
     train, test = graphs
     if [(n.op, str(n.target)) for n in train.nodes] != [(n.op, str(n.target)) for n in test.nodes]:
-        raise _DependsError(
-            "does different things in training and in eval mode, which one network cannot; convert the part that does not, or "
-            "write the rest as a module of its own (DropPath and StochasticDepth are known)"
+        raise _RefusedError(
+            f"{type(model).__name__} does different things in training and in eval mode, which one network cannot; convert the part "
+            "that does not, or write the rest as a module of its own (DropPath and StochasticDepth are known)"
         )
     always = {n.name for n in test.nodes if n.op == "call_function" and n.kwargs.get("training") is True}
     return train, always
@@ -230,26 +257,51 @@ class _Tracer(fx.Tracer):
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         if torch.is_grad_enabled() != self.graded:
-            raise _DependsError("switches gradients off in its forward, which tracing would lose; use requires_grad_(False)")
+            raise _RefusedError(
+                f"{_place(self.root)} switches gradients off, which tracing would lose; use requires_grad_(False)"
+            )
         return super().create_node(*args, **kwargs)
 
 
 @contextmanager
-def _no_own_gradients() -> Iterator[None]:
-    """Refuses torch.autograd.Functions, whose backward tracing would silently lose."""
-    place: Any = torch._functorch.utils
-    before = place.unwrap_dead_wrappers  # every Function's apply asks it first
+def _no_own_gradients(model: nn.Module) -> Iterator[None]:
+    """Refuses torch.autograd.Functions of others: tracing would lose their backward, and no check of a forward sees it."""
+    module: Any = torch._functorch.utils
+    before = module.unwrap_dead_wrappers  # every Function's apply asks it first
 
     def refuse(args: Any) -> Any:
-        if any(isinstance(a, fx.Proxy) for a in args):
-            raise TypeError("it calls a torch.autograd.Function, whose gradient is not known for maps on a group")
+        function = sys._getframe(1).f_locals.get("cls")
+        traced = any(isinstance(a, fx.Proxy) for a in tree_leaves(args))
+        if traced or not getattr(function, "__module__", "").startswith("torch."):
+            raise _RefusedError(
+                f"{_place(model)} calls {getattr(function, '__name__', 'one')}, a torch.autograd.Function, whose gradient is not "
+                "known for maps on a group; write it with functions of torch, or convert the parts before and after it"
+            )
         return before(args)
 
-    place.unwrap_dead_wrappers = refuse
+    module.unwrap_dead_wrappers = refuse
     try:
         yield
     finally:
-        place.unwrap_dead_wrappers = before
+        module.unwrap_dead_wrappers = before
+
+
+def _place(model: nn.Module) -> str:
+    """The module of a network whose forward is running, and the line of code: `layer1.0 (Block, net.py:12)`."""
+    names = {id(m): name for name, m in model.named_modules()}
+    ours = (str(Path(torch.__file__).parent), __file__, "<")
+    frame, line = sys._getframe(1), ""
+    while frame is not None and id(frame.f_locals.get("self")) not in names:
+        line, frame = line or _line(frame, ours), frame.f_back  # type: ignore[assignment]
+    module = model if frame is None else frame.f_locals["self"]
+    line = line if frame is None else line or _line(frame, ours)
+    first, *rest = (part for part in (names[id(module)], type(module).__name__, line) if part)
+    return f"{first} ({', '.join(rest)})" if rest else first
+
+
+def _line(frame: Any, ours: tuple[str, ...]) -> str:
+    file = frame.f_code.co_filename
+    return "" if file.startswith(ours) else f"{Path(file).name}:{frame.f_lineno}"
 
 
 # --- where tracing fails -------------------------------------------------------------------------------------------------------
