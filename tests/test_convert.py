@@ -335,6 +335,16 @@ GOOD: dict[str, nn.Module] = {
     "it asks how many axes": Written(
         lambda s, x: (torch._assert(s.c(x).dim() == 4, "four"), s.d(s.c(x)))[1], c=conv(3, 8), d=conv(8, 2)
     ),
+    "a number made on the way": Written(
+        lambda s, x: s.d(torch.tensor(0.5) * s.c(x * torch.tensor(2.0))), c=conv(3, 8), d=conv(8, 2)
+    ),
+    "an image that is normalised": Written(
+        lambda s, x: s.c((x - torch.tensor([0.4, 0.5, 0.6]).view(1, 3, 1, 1)) / torch.tensor([[[0.2]], [[0.3]], [[0.1]]])),
+        c=conv(3, 8),
+    ),
+    "the same number for every channel": Written(
+        lambda s, x: s.d(s.c(x) * torch.full((1, 8, 1, 1), 0.3)), c=conv(3, 8), d=conv(8, 2)
+    ),
     "memory formats": Written(lambda s, x: s.d(s.c(x).contiguous(memory_format=torch.channels_last)), c=conv(3, 8), d=conv(8, 2)),
 }
 
@@ -363,6 +373,29 @@ def test_what_users_write_between_layers(name: str, keep: Any) -> None:
     elif not name.startswith("channels last"):
         assert equivariance_error(made, p4m, x) < 1e-10
     assert set(vars(GOOD[name])) == set(vars(net))  # nothing is left on the user's network
+
+
+def test_numbers_made_for_each_channel_need_all_of_them() -> None:
+    torch.manual_seed(0)
+    net = Written(lambda s, x: s.d(s.c(x) + torch.arange(8.0).view(8, 1, 1)), c=conv(3, 8), d=conv(8, 2)).eval()
+    x = torch.randn(2, 3, 9, 9)
+    made = convert(net, p4m, keep="channels", weights=True, example=x)
+    mean = torch.stack([act(p4m, p4m.inverse[h], net(act(p4m, h, x))) for h in range(8)]).mean(0)
+    torch.testing.assert_close(made(x), mean, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match=r'the tensor made there has a number for each of 8 channels.*use keep="channels" \(in '):
+        convert(net, p4m)
+
+
+class Turns(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flip(-1)
+
+
+def test_errors_of_calls_name_the_module_and_the_line() -> None:
+    line = Turns.forward.__code__.co_firstlineno + 1
+    net = nn.Sequential(conv(3, 8), nn.Sequential(nn.ReLU(), Turns()), conv(8, 2))
+    with pytest.raises(ValueError, match=rf"flip, a call of flip, cannot .* \(in 1\.1 \(Turns, test_convert\.py:{line}\)\)$"):
+        convert(net, p4)
 
 
 def spectral() -> nn.Module:
@@ -457,6 +490,10 @@ BAD: dict[str, tuple[nn.Module, str]] = {
     "by mode": (
         Written(lambda s, x: (s.c(x), x) if s.training else s.c(x) * 2, c=conv(3, 8)),
         r"different things in training and in eval",
+    ),
+    "noise made on the way": (
+        Written(lambda s, x: s.c(x) + torch.randn(1), c=conv(3, 8)),
+        r"Written \(test_convert.py:\d+\) makes a tensor with other numbers in every call",
     ),
     "one layer, two kinds": (Written(lambda s, x: s.c(F.relu(s.c(x))), c=conv(3, 3)), r"called on values of several kinds"),
     "flattened at the end of space": (

@@ -25,7 +25,7 @@ from gcnn.groups import Group
 from gcnn.nn import CosetPool
 from gcnn.rebuild import Converter, Value
 from gcnn.rebuild.layers import MODULES
-from gcnn.rebuild.values import BY_SAMPLE, CONVS, NORMS_THAT_ACT, TRANSPOSED
+from gcnn.rebuild.values import BY_SAMPLE, CONVS, NORMS_THAT_ACT, TRANSPOSED, attribute, is_constant
 from gcnn.testing import explain
 
 __all__ = ["convert"]
@@ -227,19 +227,31 @@ def _traced(model: nn.Module) -> tuple[fx.Graph, set[str]]:
         for m, mode in modes.items():
             m.training = mode
     train, test = graphs
-    if [(n.op, str(n.target)) for n in train.nodes] != [(n.op, str(n.target)) for n in test.nodes]:
+    if [_told(n) for n in train.nodes] != [_told(n) for n in test.nodes]:
         raise _RefusedError(
-            f"{type(model).__name__} does different things in training and in eval mode, which one network cannot; convert the part "
-            "that does not, or write the rest as a module of its own (DropPath and StochasticDepth are known)"
+            f"{type(model).__name__} does different things in training and in eval mode, which one network cannot; convert the "
+            "part that does not, or write the rest as a module of its own (DropPath and StochasticDepth are known)"
         )
+    for a, b in zip(train.nodes, test.nodes, strict=True):
+        if is_constant(a) and not torch.equal(attribute(model, a.target), attribute(model, b.target)):
+            raise _RefusedError(
+                f"{a.meta['place']} makes a tensor with other numbers in every call, which tracing would fix; give it to the "
+                "network as an input, or write it as a module of its own (Dropout, DropPath and StochasticDepth are known)"
+            )
     always = {n.name for n in test.nodes if n.op == "call_function" and n.kwargs.get("training") is True}
     return train, always
+
+
+def _told(node: fx.Node) -> tuple[str, str]:
+    """What a node does; tensors that were made in a forward are numbered on from one trace to the next."""
+    return node.op, "a constant" if is_constant(node) else str(node.target)
 
 
 class _Tracer(fx.Tracer):
     def __init__(self) -> None:
         super().__init__()
         self.graded = torch.is_grad_enabled()
+        self.names: dict[int, str] = {}
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return type(m).__name__ in BY_SAMPLE | NORMS_THAT_ACT or super().is_leaf_module(m, module_qualified_name)
@@ -256,17 +268,22 @@ class _Tracer(fx.Tracer):
         return super().iter(obj)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        self.names = self.names or _names(self.root)
         if torch.is_grad_enabled() != self.graded:
             raise _RefusedError(
-                f"{_place(self.root)} switches gradients off, which tracing would lose; use requires_grad_(False)"
+                f"{_place(self.names)} switches gradients off, which tracing would lose; use requires_grad_(False)"
             )
-        return super().create_node(*args, **kwargs)
+        node = super().create_node(*args, **kwargs)
+        if node.op in ("call_function", "call_method", "get_attr"):
+            node.meta["place"] = _place(self.names)
+        return node
 
 
 @contextmanager
 def _no_own_gradients(model: nn.Module) -> Iterator[None]:
     """Refuses torch.autograd.Functions of others: tracing would lose their backward, and no check of a forward sees it."""
     module: Any = torch._functorch.utils
+    names = _names(model)
     before = module.unwrap_dead_wrappers  # every Function's apply asks it first
 
     def refuse(args: Any) -> Any:
@@ -274,7 +291,7 @@ def _no_own_gradients(model: nn.Module) -> Iterator[None]:
         traced = any(isinstance(a, fx.Proxy) for a in tree_leaves(args))
         if traced or not getattr(function, "__module__", "").startswith("torch."):
             raise _RefusedError(
-                f"{_place(model)} calls {getattr(function, '__name__', 'one')}, a torch.autograd.Function, whose gradient is not "
+                f"{_place(names)} calls {getattr(function, '__name__', 'one')}, a torch.autograd.Function, whose gradient is not "
                 "known for maps on a group; write it with functions of torch, or convert the parts before and after it"
             )
         return before(args)
@@ -286,22 +303,28 @@ def _no_own_gradients(model: nn.Module) -> Iterator[None]:
         module.unwrap_dead_wrappers = before
 
 
-def _place(model: nn.Module) -> str:
-    """The module of a network whose forward is running, and the line of code: `layer1.0 (Block, net.py:12)`."""
-    names = {id(m): name for name, m in model.named_modules()}
-    ours = (str(Path(torch.__file__).parent), __file__, "<")
-    frame, line = sys._getframe(1), ""
-    while frame is not None and id(frame.f_locals.get("self")) not in names:
-        line, frame = line or _line(frame, ours), frame.f_back  # type: ignore[assignment]
-    module = model if frame is None else frame.f_locals["self"]
-    line = line if frame is None else line or _line(frame, ours)
-    first, *rest = (part for part in (names[id(module)], type(module).__name__, line) if part)
-    return f"{first} ({', '.join(rest)})" if rest else first
+def _names(model: nn.Module) -> dict[int, str]:
+    return {id(m): name for name, m in model.named_modules()}
 
 
-def _line(frame: Any, ours: tuple[str, ...]) -> str:
+def _place(names: dict[int, str]) -> str:
+    """The module whose forward is running, and the line of code: `layer1.0 (Block, net.py:12)`."""
+    frame: Any = sys._getframe(1)
+    line = ""
+    while frame is not None:
+        line = line or _line(frame)
+        module = frame.f_locals.get("self")
+        if id(module) in names:
+            first, *rest = (part for part in (names[id(module)], type(module).__name__, line) if part)
+            return f"{first} ({', '.join(rest)})" if rest else first
+        frame = frame.f_back
+    return "its forward"
+
+
+def _line(frame: Any) -> str:
+    """`net.py:12`, if the code is the user's."""
     file = frame.f_code.co_filename
-    return "" if file.startswith(ours) else f"{Path(file).name}:{frame.f_lineno}"
+    return "" if file.startswith((str(Path(torch.__file__).parent), __file__, "<")) else f"{Path(file).name}:{frame.f_lineno}"
 
 
 # --- where tracing fails -------------------------------------------------------------------------------------------------------

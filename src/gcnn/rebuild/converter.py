@@ -16,7 +16,7 @@ from gcnn.nn import CosetPool
 from gcnn.planes import POINTWISE_FUNCTIONS, POINTWISE_METHODS, POINTWISE_MODULES
 from gcnn.rebuild import calls, layers
 from gcnn.rebuild.graph import heads, images
-from gcnn.rebuild.values import BY_SAMPLE, CONVS, NORMS, RESHAPES, TRANSPOSED, UnevenError, Value, attribute
+from gcnn.rebuild.values import BY_SAMPLE, CONVS, NORMS, RESHAPES, TRANSPOSED, UnevenError, Value, attribute, is_constant
 
 
 class Converter:
@@ -54,7 +54,12 @@ class Converter:
         self.made: dict[str, nn.Module] = {}
         for node in self.old_graph.nodes:
             handle: Callable[[fx.Node], Value] = getattr(self, f"_{node.op}")
-            self.values[node] = handle(node)
+            try:
+                self.values[node] = handle(node)
+            except ValueError as error:
+                if node.op not in ("call_function", "call_method"):
+                    raise
+                raise ValueError(f"{error} (in {node.meta['place']})") from None
         self.graph.lint()
         return fx.GraphModule(self.root, self.graph, type(self.model).__name__)
 
@@ -209,10 +214,16 @@ class Converter:
         )
         if like.kind == "image" and by_channel:
             return self._parameter(str(node.target), held)
+        what = "the tensor made there" if is_constant(node) else f"the parameter {node.target}"
         if not by_channel or held.numel() != like.old or like.kind == "image":
             raise ValueError(
-                f"convert: the parameter {node.target} of shape {tuple(held.shape)} meets a map of {like.old} channels; "
+                f"convert: {what} of shape {tuple(held.shape)} meets a map of {like.old} channels; "
                 "one number, or one a channel, is known"
+            )
+        if is_constant(node) and like.new != like.old and not torch.all(held == held.flatten()[0]):
+            raise ValueError(
+                f"convert: {what} has a number for each of {like.old} channels, of which {like.new} are left; make it an "
+                'nn.Parameter, which may be drawn anew, or use keep="channels"'
             )
         # channels that were permuted to the end are where they were
         shape = (like.new, *(1,) * (self.group.dim + 1 if like.kind == "map" else 1))

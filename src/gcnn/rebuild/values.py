@@ -71,6 +71,11 @@ def attribute(model: nn.Module, name: str) -> Any:
     return operator.attrgetter(name)(model)
 
 
+def is_constant(node: fx.Node) -> bool:
+    """Whether this is a tensor that the forward made itself, to which torch.fx gave a name."""
+    return node.op == "get_attr" and str(node.target).startswith("_tensor_constant")
+
+
 def spatial(node: fx.Node) -> dict[str, Any]:
     """The arguments of a functional pool that a layer takes."""
     refused = {k: v for k, v in node.kwargs.items() if k in ("ceil_mode", "return_indices", "divisor_override") and v}
