@@ -29,6 +29,18 @@ def heads(model: nn.Module, graph: fx.Graph) -> Iterator[str]:
             waiting += node.all_input_nodes
 
 
+def ends(model: nn.Module, graph: fx.Graph) -> set[fx.Node]:
+    """The nodes after which no layer with parameters comes."""
+    found: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        weighs = [
+            u.op == "call_module" and any(True for _ in model.get_submodule(str(u.target)).parameters()) for u in node.users
+        ]
+        if not any(weighs) and found.issuperset(node.users):
+            found.add(node)
+    return found
+
+
 def images(model: nn.Module, graph: fx.Graph) -> dict[fx.Node, int]:
     """The inputs that are images, and how many channels they have if that is known: those that lead to a convolution."""
     given = [node for node in graph.nodes if node.op == "placeholder"]

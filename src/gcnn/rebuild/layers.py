@@ -283,3 +283,13 @@ MODULES: dict[Any, Callable[..., Value]] = {
     (nn.Softmax, nn.LogSoftmax, nn.Softmax2d): _softmax,
     tuple(kind for kinds in PADS for kind in kinds): _pad,
 }
+
+OF_LINES = (
+    *NORMS,
+    nn.GroupNorm,
+    *INSTANCE_NORMS,
+    nn.PReLU,
+    nn.Flatten,
+    nn.Softmax,
+    nn.LogSoftmax,
+)  # they do not ask for axes of space
