@@ -107,6 +107,15 @@ def test_what_cannot_be_traced_has_its_modules_replaced() -> None:
     torch.testing.assert_close(mean(x), expected, rtol=1e-5, atol=1e-5)
 
 
+def test_replaced_modules_keep_the_size_too() -> None:
+    torch.manual_seed(0)
+    net, x = Branching(width=32, num_classes=1000), torch.randn(2, 3, 9, 9)
+    made = convert(net, p4m, example=x)
+    assert abs(count(made) / count(net) - 1) < 0.1
+    assert equivariance_error(made.eval(), p4m, x) < 1e-4
+    assert count(convert(net, p4m, keep="channels", example=x)) > 2 * count(net)
+
+
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()

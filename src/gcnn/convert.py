@@ -73,6 +73,7 @@ def convert(
         model = nn.Sequential(model).train(model.training)
     if example is not None:
         _try_on(model, example)
+    factor = {"params": group.order**-0.5, "channels": 1.0, "cost": 1 / group.order}[keep]
     whole, model = model, copy.copy(model)  # tracing leaves constants on the model that it is given
     try:
         graph, always = _traced(model)
@@ -84,8 +85,9 @@ def convert(
                 f"convert: torch.fx cannot trace {type(model).__name__}: {error}. Give an example image, and its modules are "
                 "replaced one by one; or convert the parts between the branches of its forward, one at a time"
             ) from error
-        return _checked(_replaced(whole, group, keep, pool, weights, example), group, example)
-    factor = {"params": group.order**-0.5, "channels": 1.0, "cost": 1 / group.order}[keep]
+        one_by_one = _Replacer(whole, group, pool, weights)
+        factor = _fitted(one_by_one, factor) if keep == "params" else factor
+        return _checked(_replaced(one_by_one, factor, example), group, example)
     build = Converter(model, graph, group, pool, weights, always)
     if keep == "params":
         factor = _fitted(build, factor)
@@ -161,7 +163,7 @@ def _try_on(model: nn.Module, example: Tensor | tuple[Tensor, ...]) -> None:
                 raise ValueError(f"convert: the network fails on the example {_shapes(example)}: {error}") from error
 
 
-def _fitted(build: Converter, factor: float) -> float:
+def _fitted(build: Converter | _Replacer, factor: float) -> float:
     """The factor at which the new network has about as many parameters as the old one."""
     wanted = sum(p.numel() for p in build.model.parameters())
     off: dict[float, float] = {}
@@ -330,64 +332,76 @@ def _line(frame: Any) -> str:
 # --- where tracing fails -------------------------------------------------------------------------------------------------------
 
 
-def _replaced(
-    model: nn.Module, group: Group, keep: Keep, pool: Literal["mean", "max"] | None, weights: bool, example: Any
-) -> nn.Module:
-    """A copy of the model with its modules replaced one by one, tried on the example."""
-    made = copy.deepcopy(model)
-    leaves = [(name, m) for name, m in made.named_modules() if not list(m.children()) and name]
-    with_weights = [name for name, m in leaves if isinstance(m, (*CONVS, *TRANSPOSED, nn.Linear))]
-    shell = Converter.__new__(Converter)
-    shell.model, shell.group, shell.pool, shell.weights = model, group, None, weights
-    shell.factor = {"params": group.order**-0.5, "channels": 1.0, "cost": 1 / group.order}[keep]
-    shell.heads, shell.multiple = {with_weights[-1]}, 1
-    lifted = False
-    for name, module in leaves:
-        shell.graph, shell.root, shell.made, shell.values = fx.Graph(), nn.Module(), {}, {}
-        channels = getattr(module, "in_channels", getattr(module, "num_features", getattr(module, "num_channels", 0)))
-        if name == with_weights[-1] and isinstance(module, nn.Linear):
-            new: nn.Module = _Head(group, module, round(module.in_features * shell.factor), pool)
-        else:
-            width = max(1, round(channels * shell.factor))
-            x = Value(shell.graph.placeholder("x"), "map" if lifted else "image", channels, width)
-            for kinds, handle in MODULES.items():
-                if isinstance(module, kinds) and not type(module).__module__.startswith("torch.nn"):
-                    raise ValueError(
-                        f"convert: {name} is a {type(module).__name__}, whose forward is its own; write it with torch's layers"
-                    )
-                if isinstance(module, kinds) and not isinstance(module, nn.Linear | nn.Flatten | nn.Softmax | nn.LogSoftmax):
-                    handle(shell, name, module, x)
-                    break
-            new = shell.made.get(name) or next((m for n, m in shell.root.named_modules() if n == name), module)
+class _Replacer:
+    """Replaces the modules of a network one by one, as a `Converter` rebuilds a traced one."""
+
+    def __init__(self, model: nn.Module, group: Group, pool: Literal["mean", "max"] | None, weights: bool) -> None:
+        self.model, self.pool = model, pool
+        self.leaves = [(name, m) for name, m in model.named_modules() if not list(m.children()) and name]
+        self.last = [name for name, m in self.leaves if isinstance(m, (*CONVS, *TRANSPOSED, nn.Linear))][-1]
+        self.shell = Converter.__new__(Converter)
+        self.shell.model, self.shell.group, self.shell.pool, self.shell.weights = model, group, None, weights
+        self.shell.heads, self.shell.multiple = {self.last}, 1
+        if pool is None and isinstance(model.get_submodule(self.last), nn.Linear):
+            raise ValueError("convert: a network that torch.fx cannot trace needs pool=")
+
+    def at(self, factor: float) -> nn.Module:
+        """A copy of the network with widths multiplied by `factor`."""
+        made, lifted = copy.deepcopy(self.model), False
+        self.shell.factor = factor
+        for name, module in self.leaves:
+            parent, _, last = name.rpartition(".")
+            setattr(made.get_submodule(parent), last, self._new(name, module, lifted))
             lifted = lifted or isinstance(module, CONVS)
-        parent, _, last = name.rpartition(".")
-        setattr(made.get_submodule(parent), last, new)
-    if pool is not None and not isinstance(made.get_submodule(with_weights[-1]), _Head):
-        made = nn.Sequential(made, CosetPool(group, reduce=pool))
+        if self.pool is None or isinstance(made.get_submodule(self.last), _Head):
+            return made
+        return nn.Sequential(made, CosetPool(self.shell.group, reduce=self.pool))
+
+    def _new(self, name: str, module: nn.Module, lifted: bool) -> nn.Module:
+        shell = self.shell
+        shell.graph, shell.root, shell.made, shell.values = fx.Graph(), nn.Module(), {}, {}
+        if name == self.last and isinstance(module, nn.Linear):
+            width, pool = max(1, round(module.in_features * shell.factor)), self.pool
+            head: Any = shell.layer(name, module, lambda: _Head(shell.group, module, width, pool))
+            if shell.weights:
+                head.linear.load_state_dict(module.state_dict())
+            return head
+        channels = getattr(module, "in_channels", getattr(module, "num_features", getattr(module, "num_channels", 0)))
+        x = Value(shell.graph.placeholder("x"), "map" if lifted else "image", channels, max(1, round(channels * shell.factor)))
+        for kinds, handle in MODULES.items():
+            if isinstance(module, kinds) and not type(module).__module__.startswith("torch.nn"):
+                raise ValueError(
+                    f"convert: {name} is a {type(module).__name__}, whose forward is its own; write it with torch's layers"
+                )
+            if isinstance(module, kinds) and not isinstance(module, nn.Linear | nn.Flatten | nn.Softmax | nn.LogSoftmax):
+                handle(shell, name, module, x)
+                break
+        found = shell.made.get(name) or next((m for n, m in shell.root.named_modules() if n == name), None)
+        return found or copy.deepcopy(module)
+
+
+def _replaced(build: _Replacer, factor: float, example: Tensor | tuple[Tensor, ...]) -> nn.Module:
+    """The network with its modules replaced, tried on the example."""
+    made = build.at(factor)
     like = next(made.parameters())
     try:
         with torch.no_grad():
             copy.deepcopy(made).eval()(*(image.to(like.device, like.dtype) for image in _images(example)))
     except Exception as error:
         raise ValueError(
-            f"convert: {type(model).__name__} cannot be traced by torch.fx, and with its modules replaced it fails: {error}. "
-            "Convert the parts between the branches of its forward, one at a time"
+            f"convert: {type(build.model).__name__} cannot be traced by torch.fx, and with its modules replaced it fails: "
+            f"{error}. Convert the parts between the branches of its forward, one at a time"
         ) from error
-    return made.train(model.training)
+    return made.train(build.model.training)
 
 
 class _Head(nn.Module):
     """The last linear layer, after pooling over the group what a forward has flattened, (N, K S)."""
 
-    def __init__(self, group: Group, linear: nn.Linear, channels: int, pool: Literal["mean", "max"] | None) -> None:
+    def __init__(self, group: Group, linear: nn.Linear, channels: int, pool: str | None) -> None:
         super().__init__()
         self.order, self.channels, self.pool = group.order, channels, pool
-        if pool is None:
-            raise ValueError("convert: a network that torch.fx cannot trace needs pool=")
         self.linear = nn.Linear(channels, linear.out_features, linear.bias is not None)
-        self.linear.to(linear.weight.device, linear.weight.dtype)
-        if channels == linear.in_features:
-            self.linear.load_state_dict(linear.state_dict())
 
     def forward(self, x: Tensor) -> Tensor:
         functions = x.reshape(-1, self.channels, self.order)
