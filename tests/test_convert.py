@@ -381,11 +381,20 @@ GOOD: dict[str, nn.Module] = {
         lambda s, x: s.c((x - torch.tensor([0.4, 0.5, 0.6]).view(1, 3, 1, 1)) / torch.tensor([[[0.2]], [[0.3]], [[0.1]]])),
         c=conv(3, 8),
     ),
+    "numbers on the device of the image": Written(
+        lambda s, x: s.c(x - torch.tensor([0.1, 0.2, 0.3], device=x.device).view(3, 1, 1)), c=conv(3, 8)
+    ),
     "the same number for every channel": Written(
         lambda s, x: s.d(s.c(x) * torch.full((1, 8, 1, 1), 0.3)), c=conv(3, 8), d=conv(8, 2)
     ),
     "squeezed axis by axis": Written(lambda s, x: s.f(one(s.c(x)).squeeze(-1).squeeze(-1)), c=conv(3, 8), f=nn.Linear(8, 3)),
     "squeezed": Written(lambda s, x: s.f(F.relu(torch.squeeze(one(s.c(x))))), c=conv(3, 8), f=nn.Linear(8, 3)),
+    "squeezed after a layer": Written(lambda s, x: s.d(one(s.c(x))).squeeze(3).squeeze(2), c=conv(3, 8), d=conv(8, 3, 1)),
+    "divided by lengths": Written(
+        lambda s, x: s.d(s.c(x) / (s.c(x).norm(dim=1, keepdim=True) + torch.norm(s.c(x), 1, (1,), True))),
+        c=conv(3, 8),
+        d=conv(8, 2),
+    ),
     "squeezed axes at once": Written(
         lambda s, x: s.f(s.c(x).mean((2, 3), True).squeeze((2, 3))), c=conv(3, 8), f=nn.Linear(8, 3)
     ),

@@ -249,11 +249,22 @@ def _told(node: fx.Node) -> tuple[str, str]:
     return node.op, "a constant" if is_constant(node) else str(node.target)
 
 
+class _Proxy(fx.Proxy):
+    """A value on the device of the network, so that `torch.tensor(mean, device=x.device)` is a constant, which moves with it."""
+
+    def __getattr__(self, k: str) -> Any:
+        tracer: Any = self.tracer
+        return next(tracer.root.parameters()).device if k == "device" else super().__getattr__(k)
+
+
 class _Tracer(fx.Tracer):
     def __init__(self) -> None:
         super().__init__()
         self.graded = torch.is_grad_enabled()
         self.names: dict[int, str] = {}
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return type(m).__name__ in BY_SAMPLE | NORMS_THAT_ACT or super().is_leaf_module(m, module_qualified_name)

@@ -173,7 +173,7 @@ def _squeezed(net: Converter, node: fx.Node, x: Value) -> Value:
     """Without axes of a single place; a squeeze() of all drops those of space alone, whatever the batch is."""
     dim, rank = arguments(node, "dim").get("dim"), net.rank(x)
     places = set(range(2, rank)) if dim is None else {d % rank for d in (dim if isinstance(dim, list | tuple) else [dim])}
-    if not _at_one_place(x) or x.old < 2 or 0 in places:
+    if not _at_one_place(x) or 0 in places or (x.old < 2 and (dim is None or 1 in places)):
         raise net.refusal(
             f"{node.name}, a squeeze,", x, "squeeze axes of space after a pool to a single place, or use flatten(1)"
         )
@@ -239,8 +239,10 @@ def _reduced(net: Converter, node: fx.Node, x: Value) -> Value:
     if x.kind not in ("map", "line", "image", "fibre"):
         return net.pointwise(node, pointwise=False)
     how = str(getattr(node.target, "__name__", node.target))
-    named = arguments(node, "dim", *(("unbiased",) if how in ("std", "var") else ()), "keepdim")
-    dims, keepdim = named.pop("dim", named.pop("axis", None)), bool(named.pop("keepdim", False))
+    named = arguments(
+        node, *{"norm": ("p",)}.get(how, ()), "dim", *{"std": ("unbiased",), "var": ("unbiased",)}.get(how, ()), "keepdim"
+    )
+    dims, keepdim = named.get("dim", named.get("axis")), bool(named.get("keepdim", named.get("keepdims", False)))
     rank = net.rank(x)
     places = {d % rank for d in (dims if isinstance(dims, list | tuple) else [dims])} if dims is not None else set()
     channels = {rank - 1 if x.last else 1}
@@ -253,7 +255,7 @@ def _reduced(net: Converter, node: fx.Node, x: Value) -> Value:
             "nn.LayerNorm of the channels, permuted to the end, and nn.GroupNorm(1, C)",
         )
     over = (*(1,) * (places >= channels), *range(-net.group.dim * (places >= space), 0)) if space else (1,)
-    named = {k: v for k, v in named.items() if k in ("unbiased", "correction", "dtype")}
+    named = {k: v for k, v in named.items() if k in ("p", "unbiased", "correction", "dtype")}
     how = {"max": "amax", "min": "amin"}.get(how, how)
     x = replace(x, node=net.graph.call_method(how, (x.node,), {"dim": over, "keepdim": keepdim, **named}))
     if places >= channels:
@@ -354,8 +356,8 @@ OPERATIONS: dict[Any, Callable[..., Value]] = {
     **dict.fromkeys((getattr, "size", "dim"), _shape),
     **dict.fromkeys((torch.flatten, "flatten"), _flatten),
     **dict.fromkeys(("view", "reshape"), _view),
-    **dict.fromkeys((torch.mean, torch.amax, torch.amin, torch.sum, torch.std, torch.var), _reduced),
-    **dict.fromkeys(("mean", "amax", "amin", "sum", "std", "var"), _reduced),
+    **dict.fromkeys((torch.mean, torch.amax, torch.amin, torch.sum, torch.std, torch.var, torch.norm, torch.logsumexp), _reduced),
+    **dict.fromkeys(("mean", "amax", "amin", "sum", "std", "var", "norm", "logsumexp"), _reduced),
     **dict.fromkeys((torch.max, torch.min, "max", "min"), _largest),
     **dict.fromkeys((torch.squeeze, "squeeze"), _squeezed),
     **dict.fromkeys((torch.unsqueeze, "unsqueeze"), _unsqueezed),

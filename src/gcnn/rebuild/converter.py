@@ -222,10 +222,8 @@ class Converter:
             return self._parameter(str(node.target), held)
         what = "the tensor made there" if is_constant(node) else f"the parameter {node.target}"
         if not by_channel or held.numel() != like.old or like.kind == "image":
-            raise ValueError(
-                f"convert: {what} of shape {tuple(held.shape)} meets a map of {like.old} channels; "
-                "one number, or one a channel, is known"
-            )
+            met = "an image" if like.kind == "image" else f"a map of {like.old} channels"
+            raise ValueError(f"convert: {what} of shape {tuple(held.shape)} meets {met}; one number, or one a channel, is known")
         if is_constant(node) and like.new != like.old and not torch.all(held == held.flatten()[0]):
             raise ValueError(
                 f"convert: {what} has a number for each of {like.old} channels, of which {like.new} are left; make it an "

@@ -63,7 +63,8 @@ def _conv(net: Converter, name: str, module: Any, x: Value) -> Value:
         raise net.refusal(f"{name} ({module}), which is called on values of several kinds,", x, "give each its own layer")
     if net.weights:
         _place(net, name, made, module.weight, module.bias)
-    return replace(net.insert(name, made, x), kind="map", old=module.out_channels, new=k_out, single=False)
+    stays = x.single and set(module.kernel_size) == {1} and set(module.padding) == {0} and not transposed
+    return replace(net.insert(name, made, x), kind="map", old=module.out_channels, new=k_out, single=stays)
 
 
 def _linear(net: Converter, name: str, module: nn.Linear, x: Value) -> Value:
