@@ -326,7 +326,8 @@ def _place(names: dict[int, str]) -> str:
     line = ""
     while frame is not None:
         line = line or _line(frame)
-        module = frame.f_locals.get("self")
+        code = frame.f_code
+        module = frame.f_locals.get(code.co_varnames[0]) if code.co_name == "forward" else None
         if id(module) in names:
             first, *rest = (part for part in (names[id(module)], type(module).__name__, line) if part)
             return f"{first} ({', '.join(rest)})" if rest else first

@@ -235,13 +235,12 @@ def _flat(net: Converter, node: fx.Node, x: Value, start: Any, end: Any = -1) ->
 
 def _reduced(net: Converter, node: fx.Node, x: Value) -> Value:
     """A mean, maximum or the like over all of space, over the channels of each element, or over both."""
-    x = net.single(x) if x.kind == "flat" and x.single and not x.last else x
+    x = net.vector(x)
     if x.kind not in ("map", "line", "image", "fibre"):
         return net.pointwise(node, pointwise=False)
     how = str(getattr(node.target, "__name__", node.target))
-    named = arguments(
-        node, *{"norm": ("p",)}.get(how, ()), "dim", *{"std": ("unbiased",), "var": ("unbiased",)}.get(how, ()), "keepdim"
-    )
+    before = {"norm": ("p", "dim"), "std": ("dim", "unbiased"), "var": ("dim", "unbiased")}.get(how, ("dim",))
+    named = arguments(node, *before, "keepdim")
     dims, keepdim = named.get("dim", named.get("axis")), bool(named.get("keepdim", named.get("keepdims", False)))
     rank = net.rank(x)
     places = {d % rank for d in (dims if isinstance(dims, list | tuple) else [dims])} if dims is not None else set()
@@ -277,7 +276,7 @@ def _largest(net: Converter, node: fx.Node, x: Value) -> Value:
 
 def _normalised(net: Converter, node: fx.Node, x: Value) -> Value:
     """Channels as vectors of length 1: those of every element, or, where nothing is learned after it, of the result."""
-    x = net.single(x) if x.kind == "flat" and x.single and not x.last else x
+    x = net.vector(x)
     named = arguments(node, "p", "dim", "eps")
     if not net.along_channels(x, named.get("dim", 1)):
         raise net.refusal(f"{node.name}, a normalize along axis {named.get('dim', 1)},", x, "take it over the channels, axis 1")

@@ -145,6 +145,10 @@ class Converter:
         """A flattened map of a single place as a function on the group."""
         return replace(x, node=self.graph.call_method("flatten", (x.node, 2)), kind="fibre")
 
+    def vector(self, x: Value) -> Value:
+        """The same for a flattened map, if it has a single place; else the value as it is."""
+        return self.single(x) if x.kind == "flat" and x.single and not x.last else x
+
     def lifted(self, name: str, image: Value) -> Value:
         """An image as a map that is the same on every element."""
         if not image.old:

@@ -246,7 +246,7 @@ def _softmax(net: Converter, name: str, module: Any, x: Value) -> Value:
 
 def softmax_over(net: Converter, what: str, log: bool, dim: Any, x: Value, dtype: Any = None) -> Value:
     """A softmax over the channels of each place and element."""
-    x = net.single(x) if x.kind == "flat" and x.single and not x.last else x
+    x = net.vector(x)
     if not net.along_channels(x, dim):
         raise net.refusal(f"{what} along axis {dim},", x, "take it over the channels, axis 1, of maps that are not flat")
     return replace(x, node=net.graph.call_function(torch.log_softmax if log else torch.softmax, (x.node, 1), {"dtype": dtype}))
