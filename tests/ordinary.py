@@ -114,10 +114,11 @@ class Denoiser(nn.Module):
 class Branching(nn.Module):
     """What torch.fx cannot trace: it looks at the numbers."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 16, num_classes: int = 5) -> None:
         super().__init__()
-        self.conv1, self.bn, self.conv2 = nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.Conv2d(16, 16, 3, padding=1)
-        self.pool, self.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(16, 5)
+        self.conv1, self.bn = nn.Conv2d(3, width, 3, padding=1), nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1)
+        self.pool, self.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(width, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.bn(self.conv1(x)))

@@ -107,6 +107,15 @@ def test_what_cannot_be_traced_has_its_modules_replaced() -> None:
     torch.testing.assert_close(mean(x), expected, rtol=1e-5, atol=1e-5)
 
 
+def test_replaced_modules_keep_the_size_too() -> None:
+    torch.manual_seed(0)
+    net, x = Branching(width=32, num_classes=1000), torch.randn(2, 3, 9, 9)
+    made = convert(net, p4m, example=x)
+    assert abs(count(made) / count(net) - 1) < 0.1
+    assert equivariance_error(made.eval(), p4m, x) < 1e-4
+    assert count(convert(net, p4m, keep="channels", example=x)) > 2 * count(net)
+
+
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -140,6 +149,35 @@ class CustomAutograd(nn.Module):
         return Own.apply(self.conv(x))
 
 
+class LooksFirst(CustomAutograd):
+    """Not traced as far as its Function."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x if float(x.sum()) < 1e9 else -x)
+
+
+class OnlyInTraining(CustomAutograd):
+    def forward(self, x: Tensor) -> Tensor:
+        if float(x.sum()) < 1e9 and self.training:
+            return super().forward(x)
+        return self.conv(x)
+
+
+@pytest.mark.parametrize("make", [CustomAutograd, LooksFirst, OnlyInTraining])
+def test_gradients_of_their_own_are_refused_with_an_example_too(make: Any) -> None:
+    net = nn.Sequential(make(), nn.ReLU(), nn.Conv2d(8, 2, 1))
+    words = r"convert: 0 \(\w+, test_convert\.py:\d+\) calls Own, a torch\.autograd\.Function.*; write it with functions of torch"
+    with pytest.raises(ValueError, match=words):
+        convert(net, p4, example=torch.rand(1, 3, 9, 9))
+
+
+def test_an_example_on_which_the_network_fails() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 49, 4))
+    convert(net, p4, example=torch.rand(1, 3, 9, 9))
+    with pytest.raises(ValueError, match=r"convert: the network fails on the example \(1, 3, 28, 28\): mat1 and mat2 shapes"):
+        convert(net, p4, example=torch.rand(1, 3, 28, 28))
+
+
 class OverOneAxis(HardReshape):
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(self.conv(x)).mean(2)
@@ -150,7 +188,7 @@ class OverOneAxis(HardReshape):
     [
         (Recurrent(), r"rnn \(LSTM\) cannot be made equivariant on a map"),
         (HardReshape(), r"reshape to a shape of its own, cannot be made equivariant"),
-        (CustomAutograd(), r"torch.fx cannot trace CustomAutograd: it calls a torch.autograd.Function"),
+        (CustomAutograd(), r"convert: CustomAutograd \(test_convert\.py:\d+\) calls Own, a torch\.autograd\.Function"),
         (OverOneAxis(), r"mean over axes 2.*take it over all 2 axes of space"),
         (nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten()), r"flattened and no linear layer follows"),
         (nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.Unflatten(1, (4, 1, 1)), nn.Conv2d(4, 4, 1)), r"0, a flatten, cannot"),
@@ -241,6 +279,36 @@ def gated(x: Tensor) -> Tensor:
     return a * torch.sigmoid(b)
 
 
+def one(x: Tensor) -> Tensor:
+    return F.adaptive_avg_pool2d(x, 1)
+
+
+class ChannelsFirstNorm(nn.Module):
+    """As ConvNeXt's own code writes it."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self.weight, self.bias, self.eps = nn.Parameter(torch.rand(k)), nn.Parameter(torch.rand(k)), 1e-6
+
+    def forward(self, x: Tensor) -> Tensor:
+        u = x.mean(1, keepdim=True)
+        s = (x - u).pow(2).mean(1, keepdim=True)
+        x = (x - u) / torch.sqrt(s + self.eps)
+        return self.weight[:, None, None] * x + self.bias[:, None, None]
+
+
+class SpatialAttention(nn.Module):
+    """As CBAM's code writes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = conv(2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        largest, _ = torch.max(x, dim=1, keepdim=True)
+        return torch.sigmoid(self.conv(torch.cat([x.mean(1, keepdim=True), largest], 1))) * x
+
+
 GOOD: dict[str, nn.Module] = {
     "an image is added on the way": Written(lambda s, x: s.d(x + s.c(x)), c=conv(3, 3), d=conv(3, 8)),
     "a number a channel": Written(
@@ -306,6 +374,71 @@ GOOD: dict[str, nn.Module] = {
     "it asks how many axes": Written(
         lambda s, x: (torch._assert(s.c(x).dim() == 4, "four"), s.d(s.c(x)))[1], c=conv(3, 8), d=conv(8, 2)
     ),
+    "a number made on the way": Written(
+        lambda s, x: s.d(torch.tensor(0.5) * s.c(x * torch.tensor(2.0))), c=conv(3, 8), d=conv(8, 2)
+    ),
+    "an image that is normalised": Written(
+        lambda s, x: s.c((x - torch.tensor([0.4, 0.5, 0.6]).view(1, 3, 1, 1)) / torch.tensor([[[0.2]], [[0.3]], [[0.1]]])),
+        c=conv(3, 8),
+    ),
+    "numbers on the device of the image": Written(
+        lambda s, x: s.c(x - torch.tensor([0.1, 0.2, 0.3], device=x.device).view(3, 1, 1)), c=conv(3, 8)
+    ),
+    "the same number for every channel": Written(
+        lambda s, x: s.d(s.c(x) * torch.full((1, 8, 1, 1), 0.3)), c=conv(3, 8), d=conv(8, 2)
+    ),
+    "squeezed axis by axis": Written(lambda s, x: s.f(one(s.c(x)).squeeze(-1).squeeze(-1)), c=conv(3, 8), f=nn.Linear(8, 3)),
+    "squeezed": Written(lambda s, x: s.f(F.relu(torch.squeeze(one(s.c(x))))), c=conv(3, 8), f=nn.Linear(8, 3)),
+    "squeezed after a layer": Written(lambda s, x: s.d(one(s.c(x))).squeeze(3).squeeze(2), c=conv(3, 8), d=conv(8, 3, 1)),
+    "divided by lengths": Written(
+        lambda s, x: s.d(s.c(x) / (s.c(x).norm(dim=1, keepdim=True) + torch.norm(s.c(x), 1, (1,), True))),
+        c=conv(3, 8),
+        d=conv(8, 2),
+    ),
+    "squeezed axes at once": Written(
+        lambda s, x: s.f(s.c(x).mean((2, 3), True).squeeze((2, 3))), c=conv(3, 8), f=nn.Linear(8, 3)
+    ),
+    "the only place": Written(
+        lambda s, x: s.f(one(s.c(x))[:, :, 0, 0]) + s.f(one(s.c(x))[..., 0, 0]), c=conv(3, 8), f=nn.Linear(8, 3)
+    ),
+    "flattened space and its mean": Written(
+        lambda s, x: s.f(F.relu(s.c(x).flatten(2)).mean(2)) + s.f(torch.flatten(s.c(x), 2).mean(-1)),
+        c=conv(3, 8),
+        f=nn.Linear(8, 3),
+    ),
+    "flattened space and its largest": Written(
+        lambda s, x: s.f(s.c(x).view(x.size(0), 8, -1).max(dim=2)[0]) + s.f(s.c(x).flatten(2).max(-1).values),
+        c=conv(3, 8),
+        f=nn.Linear(8, 3),
+    ),
+    "vectors of length 1": Written(
+        lambda s, x: s.f(F.normalize(one(s.c(x)).flatten(1), dim=1)) + s.f(F.normalize(s.c(x)).mean((2, 3))),
+        c=conv(3, 8),
+        f=nn.Linear(8, 3),
+    ),
+    "heads side by side": Written(
+        lambda s, x: torch.stack([s.f(s.c(x).mean((2, 3))), s.f(s.c(x).amax((2, 3)))], 1).sum(1), c=conv(3, 8), f=nn.Linear(8, 3)
+    ),
+    "a norm of vectors by hand": Written(
+        lambda s, x: s.f(s.c(x).mean((2, 3)) / (s.c(x).amax((2, 3)).std(1, keepdim=True) + 0.1)), c=conv(3, 8), f=nn.Linear(8, 3)
+    ),
+    "squeeze and excite by axes": Written(
+        lambda s, x: s.d(
+            s.c(x) * s.e(s.c(x).mean((2, 3)))[:, :, None, None] * s.e(one(s.c(x)).flatten(1)).unsqueeze(-1).unsqueeze(2)
+        ),
+        c=conv(3, 8),
+        d=conv(8, 2),
+        e=nn.Linear(8, 8),
+    ),
+    "a norm of channels by hand": nn.Sequential(conv(3, 8), ChannelsFirstNorm(8), conv(8, 8), nn.ReLU(), conv(8, 2)),
+    "spatial attention": nn.Sequential(conv(3, 8), SpatialAttention(), conv(8, 2)),
+    "a norm of samples by hand": Written(
+        lambda s, x: s.d(s.c(x) * torch.rsqrt(s.c(x).var((1, 2, 3), unbiased=False, keepdim=True) + 1e-5)),
+        c=conv(3, 8),
+        d=conv(8, 2),
+    ),
+    "the larger of two": Written(lambda s, x: s.d(torch.max(s.c(x), s.e(x))), c=conv(3, 8), e=conv(3, 8), d=conv(8, 2)),
+    "an image without its mean": Written(lambda s, x: s.d(F.relu(s.c(x - x.mean(1, keepdim=True)))), c=conv(3, 8), d=conv(8, 2)),
     "memory formats": Written(lambda s, x: s.d(s.c(x).contiguous(memory_format=torch.channels_last)), c=conv(3, 8), d=conv(8, 2)),
 }
 
@@ -334,6 +467,56 @@ def test_what_users_write_between_layers(name: str, keep: Any) -> None:
     elif not name.startswith("channels last"):
         assert equivariance_error(made, p4m, x) < 1e-10
     assert set(vars(GOOD[name])) == set(vars(net))  # nothing is left on the user's network
+
+
+def test_numbers_made_for_each_channel_need_all_of_them() -> None:
+    torch.manual_seed(0)
+    net = Written(lambda s, x: s.d(s.c(x) + torch.arange(8.0).view(8, 1, 1)), c=conv(3, 8), d=conv(8, 2)).eval()
+    x = torch.randn(2, 3, 9, 9)
+    made = convert(net, p4m, keep="channels", weights=True, example=x)
+    mean = torch.stack([act(p4m, p4m.inverse[h], net(act(p4m, h, x))) for h in range(8)]).mean(0)
+    torch.testing.assert_close(made(x), mean, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match=r'the tensor made there has a number for each of 8 channels.*use keep="channels" \(in '):
+        convert(net, p4m)
+
+
+@pytest.mark.parametrize("group", [linem, p4m, Oh], ids=lambda g: g.name)
+def test_axes_of_single_places_in_every_dimension(group: Group) -> None:
+    torch.manual_seed(0)
+    kind: Any = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[group.dim - 1]
+    space = tuple(range(2, 2 + group.dim))
+
+    def forward(s: Any, x: Tensor) -> Tensor:
+        y = s.c(x)
+        a, b = y.mean(space, keepdim=True), y.flatten(2).amax(-1)
+        for _ in space:
+            a, b = a.squeeze(-1), b.unsqueeze(-1)
+        out: Tensor = s.f(a) + s.f((y * b).flatten(2).mean(2))
+        return out
+
+    net, x = Written(forward, c=kind(3, 8, 3, padding=1), f=nn.Linear(8, 3)).eval(), torch.randn(2, 3, *(5,) * group.dim)
+    made = convert(net, group, keep="channels", weights=True, example=x)
+    mean = torch.stack([net(act(group, h, x)) for h in range(group.order)]).mean(0)
+    torch.testing.assert_close(made(x), mean, rtol=1e-4, atol=1e-5)
+
+
+def test_embeddings_have_length_1() -> None:
+    net, x = Written(lambda s, x: F.normalize(s.c(x).mean((2, 3)), dim=-1), c=conv(3, 8)), torch.randn(2, 3, 9, 9)
+    made = convert(net, p4m, example=x).eval()
+    torch.testing.assert_close(made(x).norm(dim=1), torch.ones(2))
+    assert equivariance_error(made, p4m, x) < 1e-4
+
+
+class Turns(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flip(-1)
+
+
+def test_errors_of_calls_name_the_module_and_the_line() -> None:
+    line = Turns.forward.__code__.co_firstlineno + 1
+    net = nn.Sequential(conv(3, 8), nn.Sequential(nn.ReLU(), Turns()), conv(8, 2))
+    with pytest.raises(ValueError, match=rf"flip, a call of flip, cannot .* \(in 1\.1 \(Turns, test_convert\.py:{line}\)\)$"):
+        convert(net, p4)
 
 
 def spectral() -> nn.Module:
@@ -428,6 +611,21 @@ BAD: dict[str, tuple[nn.Module, str]] = {
     "by mode": (
         Written(lambda s, x: (s.c(x), x) if s.training else s.c(x) * 2, c=conv(3, 8)),
         r"different things in training and in eval",
+    ),
+    "noise made on the way": (
+        Written(lambda s, x: s.c(x) + torch.randn(1), c=conv(3, 8)),
+        r"Written \(test_convert.py:\d+\) makes a tensor with other numbers in every call",
+    ),
+    "a mean of channels without its axis": (
+        Written(lambda s, x: s.c(x).mean(1), c=conv(3, 8)),
+        r"mean over axes 1, .*over the channels with keepdim=True; for norms there are nn\.LayerNorm .* nn\.GroupNorm\(1, C\)",
+    ),
+    "places of maxima": (Written(lambda s, x: s.c(x).max(1, keepdim=True)[1], c=conv(3, 8)), r"part 1 of the 1 parts"),
+    "a squeeze of what may be large": (Written(lambda s, x: s.c(x).squeeze(-1), c=conv(3, 8)), r"a squeeze, .* use flatten\(1\)"),
+    "flattened space at the end": (Written(lambda s, x: s.c(x).flatten(2), c=conv(3, 8)), r"no linear layer follows"),
+    "flattened space in a layer": (
+        Written(lambda s, x: s.p(s.c(x).flatten(2)), c=conv(3, 8), p=nn.MaxPool1d(2)),
+        r"p \(MaxPool1d",
     ),
     "one layer, two kinds": (Written(lambda s, x: s.c(F.relu(s.c(x))), c=conv(3, 3)), r"called on values of several kinds"),
     "flattened at the end of space": (
@@ -531,14 +729,23 @@ def test_a_pad_that_turns_out_one_sided_is_refused_when_it_runs() -> None:
         convert(net, p4)(torch.randn(1, 3, 9, 9))
 
 
-@pytest.mark.parametrize("name", ["halves", "zeros around", "layers that pad", "an image beside a map", "softmax in a layer"])
+BY_HAND = ["a norm of channels by hand", "spatial attention", "a norm of samples by hand"]
+WITH_ONES = ["squeezed axis by axis", "squeeze and excite by axes", "flattened space and its mean", "an image that is normalised"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["halves", "zeros around", "layers that pad", "an image beside a map", "softmax in a layer", *BY_HAND, *WITH_ONES],
+)
 def test_what_was_converted_is_exported(name: str) -> None:
     torch.manual_seed(0)
     net, x = convert(copy.deepcopy(GOOD[name]), p4m).eval(), torch.randn(2, 3, 9, 9)
     torch.testing.assert_close(planar(net, fold=True)(x), net(x), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["halves", "zeros around", "an image beside a map", "softmax over channels"])
+@pytest.mark.parametrize(
+    "name", ["halves", "zeros around", "an image beside a map", "softmax over channels", *BY_HAND, *WITH_ONES]
+)
 def test_on_hexagonal_lattices_too(name: str) -> None:
     torch.manual_seed(0)
     net = convert(copy.deepcopy(GOOD[name]), p6).eval()

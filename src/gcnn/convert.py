@@ -10,8 +10,10 @@ from __future__ import annotations
 import copy
 import inspect
 import math
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -23,7 +25,7 @@ from gcnn.groups import Group
 from gcnn.nn import CosetPool
 from gcnn.rebuild import Converter, Value
 from gcnn.rebuild.layers import MODULES
-from gcnn.rebuild.values import BY_SAMPLE, CONVS, NORMS_THAT_ACT, TRANSPOSED
+from gcnn.rebuild.values import BY_SAMPLE, CONVS, NORMS_THAT_ACT, TRANSPOSED, attribute, is_constant
 from gcnn.testing import explain
 
 __all__ = ["convert"]
@@ -69,19 +71,23 @@ def convert(
     _check_options(model, group, keep, pool, weights, example)
     if isinstance(model, (*CONVS, *TRANSPOSED)):  # one layer
         model = nn.Sequential(model).train(model.training)
+    if example is not None:
+        _try_on(model, example)
+    factor = {"params": group.order**-0.5, "channels": 1.0, "cost": 1 / group.order}[keep]
     whole, model = model, copy.copy(model)  # tracing leaves constants on the model that it is given
     try:
         graph, always = _traced(model)
-    except _DependsError as error:
-        raise ValueError(f"convert: {type(model).__name__} {error}") from None
+    except _RefusedError as error:
+        raise ValueError(f"convert: {error}") from None
     except Exception as error:  # whatever the user's forward does with a proxy
         if example is None:
             raise ValueError(
                 f"convert: torch.fx cannot trace {type(model).__name__}: {error}. Give an example image, and its modules are "
                 "replaced one by one; or convert the parts between the branches of its forward, one at a time"
             ) from error
-        return _checked(_replaced(whole, group, keep, pool, weights, example), group, example)
-    factor = {"params": group.order**-0.5, "channels": 1.0, "cost": 1 / group.order}[keep]
+        one_by_one = _Replacer(whole, group, pool, weights)
+        factor = _fitted(one_by_one, factor) if keep == "params" else factor
+        return _checked(_replaced(one_by_one, factor, example), group, example)
     build = Converter(model, graph, group, pool, weights, always)
     if keep == "params":
         factor = _fitted(build, factor)
@@ -128,13 +134,36 @@ def _check_options(model: nn.Module, group: Group, keep: Keep, pool: str | None,
             raise TypeError(f"convert: expected an example image, or a tuple of them for several inputs, got {image!r}")
         if image.ndim != group.dim + 2 or not image.is_floating_point():
             raise ValueError(f"convert: expected an example image with {group.dim + 2} axes, got {tuple(image.shape)}")
+    if example is not None and len({(len(x), *x.shape[2:]) for x in _images(example)}) > 1:
+        raise ValueError(
+            f"convert: example images of several inputs are checked together, and must be of one size, got {_shapes(example)}"
+        )
 
 
 def _images(example: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return example if isinstance(example, tuple) else (example,)
 
 
-def _fitted(build: Converter, factor: float) -> float:
+def _shapes(example: Tensor | tuple[Tensor, ...]) -> str:
+    return ", ".join(str(tuple(image.shape)) for image in _images(example))
+
+
+def _try_on(model: nn.Module, example: Tensor | tuple[Tensor, ...]) -> None:
+    """Runs a copy of the user's network on the example, in either mode, and refuses what tracing would not have seen."""
+    model, like = copy.deepcopy(model), next(model.parameters())
+    images = [image.to(like.device, like.dtype) for image in _images(example)]
+    for training in (False, True):
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]), _no_own_gradients(model):
+                model.train(training)(*(torch.cat([image] * (1 + training)) for image in images))  # norms in training want two
+        except _RefusedError as error:
+            raise ValueError(f"convert: {error}") from None
+        except Exception as error:  # whatever the user's forward does
+            if not training:
+                raise ValueError(f"convert: the network fails on the example {_shapes(example)}: {error}") from error
+
+
+def _fitted(build: Converter | _Replacer, factor: float) -> float:
     """The factor at which the new network has about as many parameters as the old one."""
     wanted = sum(p.numel() for p in build.model.parameters())
     off: dict[float, float] = {}
@@ -152,13 +181,13 @@ def _fitted(build: Converter, factor: float) -> float:
 def _checked(made: nn.Module, group: Group, example: Tensor | tuple[Tensor, ...]) -> nn.Module:
     """The network, unless something that it returns is not equivariant on the example."""
     like, images = next(made.parameters()), _images(example)
-    if len({(len(x), *x.shape[2:]) for x in images}) > 1:
-        shapes = ", ".join(str(tuple(x.shape)) for x in images)
-        raise ValueError(f"convert: example images of several inputs are checked together, and must be of one size, got {shapes}")
     x = torch.cat(images, 1).to(like.device, like.dtype)
     channels = [image.shape[1] for image in images]
-    with torch.no_grad():
-        result = copy.deepcopy(made).eval()(*x.split(channels, 1))
+    try:
+        with torch.no_grad():
+            result = copy.deepcopy(made).eval()(*x.split(channels, 1))
+    except Exception as error:
+        raise ValueError(f"convert: the converted network fails on the example {_shapes(example)}: {error}") from error
     results, alone = tree_leaves(result), isinstance(result, Tensor) and len(images) == 1
     for i, y in enumerate(results):
         if isinstance(y, Tensor) and y.is_floating_point():
@@ -181,8 +210,8 @@ class _One(nn.Module):
         return found
 
 
-class _DependsError(ValueError):
-    """The forward is not the same in every mode."""
+class _RefusedError(ValueError):
+    """What neither tracing nor a replacement of modules may take."""
 
 
 def _traced(model: nn.Module) -> tuple[fx.Graph, set[str]]:
@@ -194,25 +223,48 @@ def _traced(model: nn.Module) -> tuple[fx.Graph, set[str]]:
     try:
         for training in (True, False):
             model.train(training)
-            with _no_own_gradients():
+            with _no_own_gradients(model):
                 graphs.append(_Tracer().trace(model, concrete_args=usual or None))
     finally:
         for m, mode in modes.items():
             m.training = mode
     train, test = graphs
-    if [(n.op, str(n.target)) for n in train.nodes] != [(n.op, str(n.target)) for n in test.nodes]:
-        raise _DependsError(
-            "does different things in training and in eval mode, which one network cannot; convert the part that does not, or "
-            "write the rest as a module of its own (DropPath and StochasticDepth are known)"
+    if [_told(n) for n in train.nodes] != [_told(n) for n in test.nodes]:
+        raise _RefusedError(
+            f"{type(model).__name__} does different things in training and in eval mode, which one network cannot; convert the "
+            "part that does not, or write the rest as a module of its own (DropPath and StochasticDepth are known)"
         )
+    for a, b in zip(train.nodes, test.nodes, strict=True):
+        if is_constant(a) and not torch.equal(attribute(model, a.target), attribute(model, b.target)):
+            raise _RefusedError(
+                f"{a.meta['place']} makes a tensor with other numbers in every call, which tracing would fix; give it to the "
+                "network as an input, or write it as a module of its own (Dropout, DropPath and StochasticDepth are known)"
+            )
     always = {n.name for n in test.nodes if n.op == "call_function" and n.kwargs.get("training") is True}
     return train, always
+
+
+def _told(node: fx.Node) -> tuple[str, str]:
+    """What a node does; tensors that were made in a forward are numbered on from one trace to the next."""
+    return node.op, "a constant" if is_constant(node) else str(node.target)
+
+
+class _Proxy(fx.Proxy):
+    """A value on the device of the network, so that `torch.tensor(mean, device=x.device)` is a constant, which moves with it."""
+
+    def __getattr__(self, k: str) -> Any:
+        tracer: Any = self.tracer
+        return next(tracer.root.parameters()).device if k == "device" else super().__getattr__(k)
 
 
 class _Tracer(fx.Tracer):
     def __init__(self) -> None:
         super().__init__()
         self.graded = torch.is_grad_enabled()
+        self.names: dict[int, str] = {}
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return type(m).__name__ in BY_SAMPLE | NORMS_THAT_ACT or super().is_leaf_module(m, module_qualified_name)
@@ -229,90 +281,139 @@ class _Tracer(fx.Tracer):
         return super().iter(obj)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        self.names = self.names or _names(self.root)
         if torch.is_grad_enabled() != self.graded:
-            raise _DependsError("switches gradients off in its forward, which tracing would lose; use requires_grad_(False)")
-        return super().create_node(*args, **kwargs)
+            raise _RefusedError(
+                f"{_place(self.names)} switches gradients off, which tracing would lose; use requires_grad_(False)"
+            )
+        node = super().create_node(*args, **kwargs)
+        if node.op in ("call_function", "call_method", "get_attr"):
+            node.meta["place"] = _place(self.names)
+        return node
 
 
 @contextmanager
-def _no_own_gradients() -> Iterator[None]:
-    """Refuses torch.autograd.Functions, whose backward tracing would silently lose."""
-    place: Any = torch._functorch.utils
-    before = place.unwrap_dead_wrappers  # every Function's apply asks it first
+def _no_own_gradients(model: nn.Module) -> Iterator[None]:
+    """Refuses torch.autograd.Functions of others: tracing would lose their backward, and no check of a forward sees it."""
+    module: Any = torch._functorch.utils
+    names = _names(model)
+    before = module.unwrap_dead_wrappers  # every Function's apply asks it first
 
     def refuse(args: Any) -> Any:
-        if any(isinstance(a, fx.Proxy) for a in args):
-            raise TypeError("it calls a torch.autograd.Function, whose gradient is not known for maps on a group")
+        function = sys._getframe(1).f_locals.get("cls")
+        traced = any(isinstance(a, fx.Proxy) for a in tree_leaves(args))
+        if traced or not getattr(function, "__module__", "").startswith("torch."):
+            raise _RefusedError(
+                f"{_place(names)} calls {getattr(function, '__name__', 'one')}, a torch.autograd.Function, whose gradient is not "
+                "known for maps on a group; write it with functions of torch, or convert the parts before and after it"
+            )
         return before(args)
 
-    place.unwrap_dead_wrappers = refuse
+    module.unwrap_dead_wrappers = refuse
     try:
         yield
     finally:
-        place.unwrap_dead_wrappers = before
+        module.unwrap_dead_wrappers = before
+
+
+def _names(model: nn.Module) -> dict[int, str]:
+    return {id(m): name for name, m in model.named_modules()}
+
+
+def _place(names: dict[int, str]) -> str:
+    """The module whose forward is running, and the line of code: `layer1.0 (Block, net.py:12)`."""
+    frame: Any = sys._getframe(1)
+    line = ""
+    while frame is not None:
+        line = line or _line(frame)
+        code = frame.f_code
+        module = frame.f_locals.get(code.co_varnames[0]) if code.co_name == "forward" else None
+        if id(module) in names:
+            first, *rest = (part for part in (names[id(module)], type(module).__name__, line) if part)
+            return f"{first} ({', '.join(rest)})" if rest else first
+        frame = frame.f_back
+    return "its forward"
+
+
+def _line(frame: Any) -> str:
+    """`net.py:12`, if the code is the user's."""
+    file = frame.f_code.co_filename
+    return "" if file.startswith((str(Path(torch.__file__).parent), __file__, "<")) else f"{Path(file).name}:{frame.f_lineno}"
 
 
 # --- where tracing fails -------------------------------------------------------------------------------------------------------
 
 
-def _replaced(
-    model: nn.Module, group: Group, keep: Keep, pool: Literal["mean", "max"] | None, weights: bool, example: Any
-) -> nn.Module:
-    """A copy of the model with its modules replaced one by one, tried on the example."""
-    made = copy.deepcopy(model)
-    leaves = [(name, m) for name, m in made.named_modules() if not list(m.children()) and name]
-    with_weights = [name for name, m in leaves if isinstance(m, (*CONVS, *TRANSPOSED, nn.Linear))]
-    shell = Converter.__new__(Converter)
-    shell.model, shell.group, shell.pool, shell.weights = model, group, None, weights
-    shell.factor = {"params": group.order**-0.5, "channels": 1.0, "cost": 1 / group.order}[keep]
-    shell.heads, shell.multiple = {with_weights[-1]}, 1
-    lifted = False
-    for name, module in leaves:
-        shell.graph, shell.root, shell.made, shell.values = fx.Graph(), nn.Module(), {}, {}
-        channels = getattr(module, "in_channels", getattr(module, "num_features", getattr(module, "num_channels", 0)))
-        if name == with_weights[-1] and isinstance(module, nn.Linear):
-            new: nn.Module = _Head(group, module, round(module.in_features * shell.factor), pool)
-        else:
-            width = max(1, round(channels * shell.factor))
-            x = Value(shell.graph.placeholder("x"), "map" if lifted else "image", channels, width)
-            for kinds, handle in MODULES.items():
-                if isinstance(module, kinds) and not type(module).__module__.startswith("torch.nn"):
-                    raise ValueError(
-                        f"convert: {name} is a {type(module).__name__}, whose forward is its own; write it with torch's layers"
-                    )
-                if isinstance(module, kinds) and not isinstance(module, nn.Linear | nn.Flatten | nn.Softmax | nn.LogSoftmax):
-                    handle(shell, name, module, x)
-                    break
-            new = shell.made.get(name) or next((m for n, m in shell.root.named_modules() if n == name), module)
+class _Replacer:
+    """Replaces the modules of a network one by one, as a `Converter` rebuilds a traced one."""
+
+    def __init__(self, model: nn.Module, group: Group, pool: Literal["mean", "max"] | None, weights: bool) -> None:
+        self.model, self.pool = model, pool
+        self.leaves = [(name, m) for name, m in model.named_modules() if not list(m.children()) and name]
+        self.last = [name for name, m in self.leaves if isinstance(m, (*CONVS, *TRANSPOSED, nn.Linear))][-1]
+        self.shell = Converter.__new__(Converter)
+        self.shell.model, self.shell.group, self.shell.pool, self.shell.weights = model, group, None, weights
+        self.shell.heads, self.shell.multiple = {self.last}, 1
+        if pool is None and isinstance(model.get_submodule(self.last), nn.Linear):
+            raise ValueError("convert: a network that torch.fx cannot trace needs pool=")
+
+    def at(self, factor: float) -> nn.Module:
+        """A copy of the network with widths multiplied by `factor`."""
+        made, lifted = copy.deepcopy(self.model), False
+        self.shell.factor = factor
+        for name, module in self.leaves:
+            parent, _, last = name.rpartition(".")
+            setattr(made.get_submodule(parent), last, self._new(name, module, lifted))
             lifted = lifted or isinstance(module, CONVS)
-        parent, _, last = name.rpartition(".")
-        setattr(made.get_submodule(parent), last, new)
-    if pool is not None and not isinstance(made.get_submodule(with_weights[-1]), _Head):
-        made = nn.Sequential(made, CosetPool(group, reduce=pool))
+        if self.pool is None or isinstance(made.get_submodule(self.last), _Head):
+            return made
+        return nn.Sequential(made, CosetPool(self.shell.group, reduce=self.pool))
+
+    def _new(self, name: str, module: nn.Module, lifted: bool) -> nn.Module:
+        shell = self.shell
+        shell.graph, shell.root, shell.made, shell.values = fx.Graph(), nn.Module(), {}, {}
+        if name == self.last and isinstance(module, nn.Linear):
+            width, pool = max(1, round(module.in_features * shell.factor)), self.pool
+            head: Any = shell.layer(name, module, lambda: _Head(shell.group, module, width, pool))
+            if shell.weights:
+                head.linear.load_state_dict(module.state_dict())
+            return head
+        channels = getattr(module, "in_channels", getattr(module, "num_features", getattr(module, "num_channels", 0)))
+        x = Value(shell.graph.placeholder("x"), "map" if lifted else "image", channels, max(1, round(channels * shell.factor)))
+        for kinds, handle in MODULES.items():
+            if isinstance(module, kinds) and not type(module).__module__.startswith("torch.nn"):
+                raise ValueError(
+                    f"convert: {name} is a {type(module).__name__}, whose forward is its own; write it with torch's layers"
+                )
+            if isinstance(module, kinds) and not isinstance(module, nn.Linear | nn.Flatten | nn.Softmax | nn.LogSoftmax):
+                handle(shell, name, module, x)
+                break
+        found = shell.made.get(name) or next((m for n, m in shell.root.named_modules() if n == name), None)
+        return found or copy.deepcopy(module)
+
+
+def _replaced(build: _Replacer, factor: float, example: Tensor | tuple[Tensor, ...]) -> nn.Module:
+    """The network with its modules replaced, tried on the example."""
+    made = build.at(factor)
     like = next(made.parameters())
     try:
         with torch.no_grad():
             copy.deepcopy(made).eval()(*(image.to(like.device, like.dtype) for image in _images(example)))
     except Exception as error:
         raise ValueError(
-            f"convert: {type(model).__name__} cannot be traced by torch.fx, and with its modules replaced it fails: {error}. "
-            "Convert the parts between the branches of its forward, one at a time"
+            f"convert: {type(build.model).__name__} cannot be traced by torch.fx, and with its modules replaced it fails: "
+            f"{error}. Convert the parts between the branches of its forward, one at a time"
         ) from error
-    return made.train(model.training)
+    return made.train(build.model.training)
 
 
 class _Head(nn.Module):
     """The last linear layer, after pooling over the group what a forward has flattened, (N, K S)."""
 
-    def __init__(self, group: Group, linear: nn.Linear, channels: int, pool: Literal["mean", "max"] | None) -> None:
+    def __init__(self, group: Group, linear: nn.Linear, channels: int, pool: str | None) -> None:
         super().__init__()
         self.order, self.channels, self.pool = group.order, channels, pool
-        if pool is None:
-            raise ValueError("convert: a network that torch.fx cannot trace needs pool=")
         self.linear = nn.Linear(channels, linear.out_features, linear.bias is not None)
-        self.linear.to(linear.weight.device, linear.weight.dtype)
-        if channels == linear.in_features:
-            self.linear.load_state_dict(linear.state_dict())
 
     def forward(self, x: Tensor) -> Tensor:
         functions = x.reshape(-1, self.channels, self.order)

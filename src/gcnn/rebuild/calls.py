@@ -38,6 +38,8 @@ def _layer_norm(net: Converter, node: fx.Node, x: Value) -> Value:
 
 def _pool(net: Converter, node: fx.Node, x: Value) -> Value:
     kind = FUNCTIONAL_POOLS[node.target]
+    if x.kind == "line":
+        raise net.refusal(f"{node.name}, a pool,", x, "reduce its last axis, or flatten after the pool")
     sizes = (*node.args[1:2], *(v for k, v in node.kwargs.items() if k in ("kernel_size", "output_size")))
     if any(isinstance(s, fx.Node) for s in sizes):  # as large as the map
         if kind is not GAvgPool:
@@ -59,6 +61,8 @@ def _interpolate(net: Converter, node: fx.Node, x: Value) -> Value:
     known = ("nearest", ("linear", "bilinear", "trilinear")[net.group.dim - 1])
     if mode not in known or named.get("antialias"):
         raise net.refusal(f"{node.name}, an interpolate of mode {mode!r},", x, f"modes {known} without antialias are known")
+    if x.kind == "line":
+        raise net.refusal(f"{node.name}, an interpolate,", x, "flatten after it")
     x = replace(x, single=False)
     if scale is not None or isinstance(size, int):
         make = partial(GUpsample, net.group, size, whole(scale), mode, corners)
@@ -121,12 +125,21 @@ def _item(net: Converter, node: fx.Node, x: Value) -> Value:
     if x.kind == "shape":
         return _size(net, x, index)
     if x.kind == "parts":
+        if index == 1 and not node.users:  # `largest, _ = x.max(1, keepdim=True)`
+            return Value(None)
         if not isinstance(index, int) or not -len(x.node) <= index < len(x.node):
             raise net.refusal(f"{node.name}, part {index} of the {len(x.node)} parts of a map,", x, "take one that is there")
         return x.node[index]
     whole, steps = slice(None), index if isinstance(index, tuple) else (index,)
+    rest = steps[1:] if steps[0] is ... else steps[2:] if steps[:2] == (whole, whole) else ()
+    space = net.rank(x) - 2
+    if rest and _at_one_place(x):
+        if len(rest) <= space and all(isinstance(i, int) and i in (0, -1) for i in rest):
+            return _with_axes(net, x, space - len(rest))
+        if space + len(rest) <= net.group.dim and all(i is None for i in rest):
+            return _with_axes(net, x, space + len(rest))
     if (
-        x.kind in ("image", "map", "fibre")
+        x.kind in ("image", "map", "line", "fibre")
         and not x.last
         and x.old
         and len(steps) > 1
@@ -139,6 +152,40 @@ def _item(net: Converter, node: fx.Node, x: Value) -> Value:
         start, end, _ = steps[1].indices(x.old)
         return _channels(net, node, x, start, end)
     return net.pointwise(node, pointwise=False)
+
+
+def _at_one_place(x: Value) -> bool:
+    """Whether this is a vector for each element, whatever ones its shape has."""
+    return x.kind == "fibre" or (x.kind in ("map", "line", "flat") and x.single and not x.last)
+
+
+def _with_axes(net: Converter, x: Value, axes: int) -> Value:
+    """A map of a single place, of which the old network has this many axes of space."""
+    if x.kind == "fibre":
+        index: Any = (..., *(None,) * net.group.dim)
+        x = replace(x, node=net.graph.call_function(operator.getitem, (x.node, index)))
+    if axes == 0:
+        return replace(net.single(x), axes=0)
+    return replace(x, kind="map" if axes == net.group.dim else "line", axes=axes if axes < net.group.dim else 0, single=True)
+
+
+def _squeezed(net: Converter, node: fx.Node, x: Value) -> Value:
+    """Without axes of a single place; a squeeze() of all drops those of space alone, whatever the batch is."""
+    dim, rank = arguments(node, "dim").get("dim"), net.rank(x)
+    places = set(range(2, rank)) if dim is None else {d % rank for d in (dim if isinstance(dim, list | tuple) else [dim])}
+    if not _at_one_place(x) or 0 in places or (x.old < 2 and (dim is None or 1 in places)):
+        raise net.refusal(
+            f"{node.name}, a squeeze,", x, "squeeze axes of space after a pool to a single place, or use flatten(1)"
+        )
+    return _with_axes(net, x, rank - 2 - len(places - {1}))  # there are several channels, so that axis stays
+
+
+def _unsqueezed(net: Converter, node: fx.Node, x: Value) -> Value:
+    dim, rank = arguments(node, "dim")["dim"], net.rank(x)
+    if not _at_one_place(x) or dim % (rank + 1) < 2 or rank == net.group.dim + 2:
+        ones = ", 1" * net.group.dim
+        raise net.refusal(f"{node.name}, an unsqueeze along axis {dim},", x, f"vectors (N, C) may become maps (N, C{ones})")
+    return _with_axes(net, x, rank - 1)
 
 
 def viewed(net: Converter, node: fx.Node, x: Value) -> Value:
@@ -159,45 +206,82 @@ def _flatten(net: Converter, node: fx.Node, x: Value) -> Value:
 
 
 def _view(net: Converter, node: fx.Node, x: Value) -> Value:
-    given = node.args[1] if len(node.args) == 2 and isinstance(node.args[1], list | tuple) else node.args[1:]
+    given: Any = node.args[1] if len(node.args) == 2 and isinstance(node.args[1], list | tuple) else node.args[1:]
     ones = (1,) * net.group.dim
     if x.kind in ("fibre", "flat") and len(given) == net.group.dim + 2 and tuple(given[2:]) == ones:
-        x = net.single(x) if x.kind == "flat" else x
-        index: Any = (..., *(None,) * net.group.dim)
-        return replace(x, node=net.graph.call_function(operator.getitem, (x.node, index)), kind="map", single=True)
+        return _with_axes(net, x, net.group.dim)
+    if len(given) == 3 and given[2] == -1 and (given[1] == x.old or _is_channels(given[1])):
+        return _flat(net, node, x, 2)
     return _flat(net, node, x, 1 if len(given) == 2 else -1)
+
+
+def _is_channels(node: Any) -> bool:
+    """Whether this is a number of channels, `x.size(1)`, `x.shape[1]`."""
+    return isinstance(node, fx.Node) and node.target in ("size", operator.getitem) and node.args[1:] == (1,)
 
 
 def _unchanged(net: Converter, node: fx.Node, x: Value) -> Value:
     """Sums and products repeat what they must."""
-    return x if x.kind in ("map", "fibre") else net.pointwise(node, node.target in POINTWISE_METHODS)
+    return x if x.kind in ("map", "line", "fibre") else net.pointwise(node, node.target in POINTWISE_METHODS)
 
 
 def _flat(net: Converter, node: fx.Node, x: Value, start: Any, end: Any = -1) -> Value:
-    if start != 1 or end not in (-1, net.group.dim + 1):
+    if start == 2 and end in (-1, net.rank(x) - 1) and x.kind in ("map", "line") and not x.last:
+        return x if net.group.dim == 1 else replace(x, kind="line", axes=1)
+    if start != 1 or end not in (-1, net.rank(x) - 1):
         raise net.refusal(f"{node.name}, a {node.target} to a shape of its own,", x, "flatten(1) and a mean over space are known")
     return layers.flat_map(net, node.name, x)
 
 
-def _over_space(net: Converter, node: fx.Node, x: Value) -> Value:
-    """A mean, sum or maximum over all of space."""
-    if x.kind not in ("map", "image"):
+def _reduced(net: Converter, node: fx.Node, x: Value) -> Value:
+    """A mean, maximum or the like over all of space, over the channels of each element, or over both."""
+    x = net.vector(x)
+    if x.kind not in ("map", "line", "image", "fibre"):
         return net.pointwise(node, pointwise=False)
     how = str(getattr(node.target, "__name__", node.target))
-    named = arguments(node, "dim", "keepdim")
-    dims, keepdim = named.get("dim"), bool(named.get("keepdim", False))
-    rank = net.group.dim + 2
-    first = 1 if x.last else 2
+    before = {"norm": ("p", "dim"), "std": ("dim", "unbiased"), "var": ("dim", "unbiased")}.get(how, ("dim",))
+    named = arguments(node, *before, "keepdim")
+    dims, keepdim = named.get("dim", named.get("axis")), bool(named.get("keepdim", named.get("keepdims", False)))
+    rank = net.rank(x)
     places = {d % rank for d in (dims if isinstance(dims, list | tuple) else [dims])} if dims is not None else set()
-    if places != set(range(first, first + net.group.dim)):
-        raise net.refusal(f"{node.name}, a {how} over axes {dims},", x, f"take it over all {net.group.dim} axes of space")
-    over = tuple(range(-net.group.dim, 0))
-    found = net.graph.call_method(how, (x.node, over, keepdim))
-    return (
-        replace(x, node=found, single=True)
-        if keepdim
-        else replace(x, node=found, kind="fibre" if x.kind == "map" else "other", last=False)
-    )
+    channels = {rank - 1 if x.last else 1}
+    space = set(range(1, rank)) - channels
+    if places not in (channels, space, channels | space) or not places or (places >= channels and not keepdim):
+        raise net.refusal(
+            f"{node.name}, a {how} over axes {dims},",
+            x,
+            f"take it over all {net.group.dim} axes of space, or over the channels with keepdim=True; for norms there are "
+            "nn.LayerNorm of the channels, permuted to the end, and nn.GroupNorm(1, C)",
+        )
+    over = (*(1,) * (places >= channels), *range(-net.group.dim * (places >= space), 0)) if space else (1,)
+    named = {k: v for k, v in named.items() if k in ("p", "unbiased", "correction", "dtype")}
+    how = {"max": "amax", "min": "amin"}.get(how, how)
+    x = replace(x, node=net.graph.call_method(how, (x.node,), {"dim": over, "keepdim": keepdim, **named}))
+    if places >= channels:
+        x = replace(x, old=min(x.old, 1), new=min(x.new, 1))
+    if not space or not places >= space:
+        return x
+    if keepdim:
+        return replace(x, single=True)
+    return replace(x, kind="other" if x.kind == "image" else "fibre", last=False, axes=0)
+
+
+def _largest(net: Converter, node: fx.Node, x: Value) -> Value:
+    """The larger of two; or a maximum along axes, which torch returns with its places, and those do not turn with the image."""
+    second = arguments(node, "dim").get("dim")
+    if not isinstance(second, int):
+        return net.pointwise(node, pointwise=isinstance(second, fx.Node))
+    return Value([_reduced(net, node, x)], "parts")
+
+
+def _normalised(net: Converter, node: fx.Node, x: Value) -> Value:
+    """Channels as vectors of length 1: those of every element, or, where nothing is learned after it, of the result."""
+    x = net.vector(x)
+    named = arguments(node, "p", "dim", "eps")
+    if not net.along_channels(x, named.get("dim", 1)):
+        raise net.refusal(f"{node.name}, a normalize along axis {named.get('dim', 1)},", x, "take it over the channels, axis 1")
+    x = replace(net.pooled(x), last=x.last) if node in net.ends else x
+    return replace(x, node=net.graph.call_function(F.normalize, (x.node, named.get("p", 2.0), 1, named.get("eps", 1e-12))))
 
 
 def _permuted(net: Converter, node: fx.Node, x: Value) -> Value:
@@ -233,10 +317,14 @@ def _cat(net: Converter, node: fx.Node, x: Value) -> Value:
 
 
 def _shape(net: Converter, node: fx.Node, x: Value) -> Value:
+    if x.kind == "parts" and node.args[1:] == ("values",):
+        return x.node[0]
     if node.target is getattr and node.args[1] not in ("shape", "ndim"):
         return net.pointwise(node, pointwise=False)
     if node.target == "dim" or (node.target is getattr and node.args[1] == "ndim"):
-        return Value(2 if x.kind in ("fibre", "flat") else net.group.dim + 2, "size")
+        return Value(net.rank(x), "size")
+    if x.kind == "line":
+        raise net.refusal(f"{node.name}, a shape,", x, "ask for it before")
     found = net.graph.call_function(getattr, (x.node, "shape"))
     shape = replace(x, node=found, kind="shape", new=0 if x.kind == "image" else x.new)
     return _size(net, shape, node.args[1]) if node.target == "size" and len(node.args) > 1 else shape
@@ -267,7 +355,12 @@ OPERATIONS: dict[Any, Callable[..., Value]] = {
     **dict.fromkeys((getattr, "size", "dim"), _shape),
     **dict.fromkeys((torch.flatten, "flatten"), _flatten),
     **dict.fromkeys(("view", "reshape"), _view),
-    **dict.fromkeys((torch.mean, torch.amax, torch.sum, "mean", "amax", "sum"), _over_space),
+    **dict.fromkeys((torch.mean, torch.amax, torch.amin, torch.sum, torch.std, torch.var, torch.norm, torch.logsumexp), _reduced),
+    **dict.fromkeys(("mean", "amax", "amin", "sum", "std", "var", "norm", "logsumexp"), _reduced),
+    **dict.fromkeys((torch.max, torch.min, "max", "min"), _largest),
+    **dict.fromkeys((torch.squeeze, "squeeze"), _squeezed),
+    **dict.fromkeys((torch.unsqueeze, "unsqueeze"), _unsqueezed),
+    F.normalize: _normalised,
     **dict.fromkeys((torch.permute, "permute"), _permuted),
     **dict.fromkeys(("expand_as", "contiguous"), _unchanged),
     **dict.fromkeys((F.softmax, F.log_softmax, torch.softmax, torch.log_softmax, "softmax", "log_softmax"), _softmax),
@@ -277,3 +370,5 @@ OPERATIONS: dict[Any, Callable[..., Value]] = {
     F.layer_norm: _layer_norm,
     F.pad: _pad,
 }
+
+POINTWISE = {torch.rsqrt, torch.reciprocal, torch.clamp_min, "rsqrt", "reciprocal", "clamp_min"}  # beside those of gcnn.planes

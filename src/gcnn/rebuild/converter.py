@@ -15,8 +15,8 @@ from gcnn.groups import Group
 from gcnn.nn import CosetPool
 from gcnn.planes import POINTWISE_FUNCTIONS, POINTWISE_METHODS, POINTWISE_MODULES
 from gcnn.rebuild import calls, layers
-from gcnn.rebuild.graph import heads, images
-from gcnn.rebuild.values import BY_SAMPLE, CONVS, NORMS, RESHAPES, TRANSPOSED, UnevenError, Value, attribute
+from gcnn.rebuild.graph import ends, heads, images
+from gcnn.rebuild.values import BY_SAMPLE, CONVS, NORMS, RESHAPES, TRANSPOSED, UnevenError, Value, attribute, is_constant
 
 
 class Converter:
@@ -33,7 +33,7 @@ class Converter:
     ) -> None:
         self.model, self.old_graph, self.group, self.pool, self.weights = model, graph, group, pool, weights
         self.always = always
-        self.heads, self.images = set(heads(model, graph)), images(model, graph)
+        self.heads, self.images, self.ends = set(heads(model, graph)), images(model, graph), ends(model, graph)
         self.multiple = 1
 
     def at(self, factor: float) -> fx.GraphModule:
@@ -54,7 +54,12 @@ class Converter:
         self.made: dict[str, nn.Module] = {}
         for node in self.old_graph.nodes:
             handle: Callable[[fx.Node], Value] = getattr(self, f"_{node.op}")
-            self.values[node] = handle(node)
+            try:
+                self.values[node] = handle(node)
+            except ValueError as error:
+                if node.op not in ("call_function", "call_method"):
+                    raise
+                raise ValueError(f"{error} (in {node.meta['place']})") from None
         self.graph.lint()
         for node in self.graph.nodes:
             node.type = None  # annotations that are strings would stop pickle
@@ -91,6 +96,8 @@ class Converter:
             return Value(self.graph.call_module(made, args, kwargs))
         if x.kind == "other" and not isinstance(module, (*CONVS, *TRANSPOSED, *NORMS, nn.Linear)):
             return self.kept(name, module, x)
+        if x.kind == "line" and not isinstance(module, (*layers.OF_LINES, *POINTWISE_MODULES)):
+            raise self.refusal(f"{name} ({module})", x, "reduce its last axis, or flatten after it")
         for kinds, handle in layers.MODULES.items():
             if isinstance(module, kinds):
                 return handle(self, name, module, x)
@@ -114,13 +121,17 @@ class Converter:
             return calls.viewed(self, node, x)
         if target in calls.OPERATIONS and x.kind != "other":
             return calls.OPERATIONS[target](self, node, x)
-        return self.pointwise(node, target in pointwise)
+        return self.pointwise(node, target in pointwise or target in calls.POINTWISE)
+
+    def rank(self, x: Value) -> int:
+        """How many axes the old network's value had."""
+        return 2 if x.kind in ("fibre", "flat") else 2 + x.axes if x.kind == "line" else 2 + self.group.dim
 
     def along_channels(self, x: Value, dim: Any) -> bool:
         """Whether this axis of the old network's value held its channels."""
-        if dim is None or x.kind not in ("image", "map", "fibre"):
+        if dim is None or x.kind not in ("image", "map", "line", "fibre"):
             return False
-        rank = 2 if x.kind == "fibre" else self.group.dim + 2
+        rank = self.rank(x)
         return bool(-rank <= dim < rank and dim % rank == (rank - 1 if x.last else 1))
 
     def waits(self, x: Value) -> bool:
@@ -135,6 +146,10 @@ class Converter:
     def single(self, x: Value) -> Value:
         """A flattened map of a single place as a function on the group."""
         return replace(x, node=self.graph.call_method("flatten", (x.node, 2)), kind="fibre")
+
+    def vector(self, x: Value) -> Value:
+        """The same for a flattened map, if it has a single place; else the value as it is."""
+        return self.single(x) if x.kind == "flat" and x.single and not x.last else x
 
     def lifted(self, name: str, image: Value) -> Value:
         """An image as a map that is the same on every element."""
@@ -170,7 +185,7 @@ class Converter:
                 for n, v in inputs.items()
             }
             maps = [v for v in inputs.values() if v.kind not in ("other", "shape", "size")]
-        if len({(v.kind, v.last) for v in maps}) > 1:
+        if len({(v.kind, v.last, v.axes) for v in maps}) > 1:
             raise self.refusal(what, like, "values of one kind can be added or multiplied")
         for n, v in inputs.items():
             if v.kind in ("other", "shape") and not self.waits(v):
@@ -186,7 +201,7 @@ class Converter:
         nodes: dict[fx.Node, Any] = {}
         for n, v in inputs.items():
             nodes[n] = self._spread_parameter(v, like) if self.waits(v) else v.node
-        return replace(like, node=self._copied(node, nodes))
+        return replace(like, node=self._copied(node, nodes), single=all(v.single for v in maps))
 
     def _copied(self, node: fx.Node, nodes: dict[fx.Node, Any]) -> fx.Node:
         return self.graph.node_copy(node, lambda n: nodes[n])
@@ -203,7 +218,7 @@ class Converter:
         node, held = value.node, self.held(value)
         if held.numel() == 1:
             return self._parameter(str(node.target), held.reshape(()))
-        space = () if like.kind in ("fibre", "flat") or like.last else (1,) * self.group.dim
+        space = () if like.last else (1,) * (self.rank(like) - 2)
         by_channel = (
             held.numel() == max(held.shape)
             and held.shape[len(held.shape) - len(space) :] == space
@@ -211,13 +226,17 @@ class Converter:
         )
         if like.kind == "image" and by_channel:
             return self._parameter(str(node.target), held)
+        what = "the tensor made there" if is_constant(node) else f"the parameter {node.target}"
         if not by_channel or held.numel() != like.old or like.kind == "image":
+            met = "an image" if like.kind == "image" else f"a map of {like.old} channels"
+            raise ValueError(f"convert: {what} of shape {tuple(held.shape)} meets {met}; one number, or one a channel, is known")
+        if is_constant(node) and like.new != like.old and not torch.all(held == held.flatten()[0]):
             raise ValueError(
-                f"convert: the parameter {node.target} of shape {tuple(held.shape)} meets a map of {like.old} channels; "
-                "one number, or one a channel, is known"
+                f"convert: {what} has a number for each of {like.old} channels, of which {like.new} are left; make it an "
+                'nn.Parameter, which may be drawn anew, or use keep="channels"'
             )
         # channels that were permuted to the end are where they were
-        shape = (like.new, *(1,) * (self.group.dim + 1 if like.kind == "map" else 1))
+        shape = (like.new, *(1,) * (self.group.dim + 1 if like.kind in ("map", "line") else 1))
         return self._parameter(str(node.target), held.flatten()[: like.new].reshape(shape))
 
     def _parameter(self, name: str, held: Tensor) -> fx.Node:
@@ -242,7 +261,7 @@ class Converter:
         """A map as an image, a function on the group as numbers, unless the result is to stay on the group."""
         if x.kind == "flat" and x.single and not x.last:
             return self.pooled(replace(x, kind="map"))
-        if x.kind == "flat":
+        if x.kind in ("flat", "line"):
             raise ValueError(
                 "convert: a map is flattened and no linear layer follows; end with a mean over space, or with a linear layer"
             )
@@ -296,6 +315,7 @@ class Converter:
     def refusal(self, what: str, x: Value, remedy: str = "") -> ValueError:
         """The error for what would not keep the symmetry."""
         where = {"image": "an image", "map": "a map on the group", "fibre": "a function on the group", "flat": "a flattened map"}
+        where["line"] = "a map whose space was flattened"
         where["other"] = "what does not come from the first input alone"
         remedy = remedy or "convert the parts around it, or write it with convolutions, norms, pools and pointwise functions"
         return ValueError(f"convert: {what} cannot be made equivariant on {where.get(x.kind, 'this')}; {remedy}")

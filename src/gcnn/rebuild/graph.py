@@ -29,6 +29,18 @@ def heads(model: nn.Module, graph: fx.Graph) -> Iterator[str]:
             waiting += node.all_input_nodes
 
 
+def ends(model: nn.Module, graph: fx.Graph) -> set[fx.Node]:
+    """The nodes after which no layer with parameters comes."""
+    found: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        weighs = [
+            u.op == "call_module" and any(True for _ in model.get_submodule(str(u.target)).parameters()) for u in node.users
+        ]
+        if not any(weighs) and found.issuperset(node.users):
+            found.add(node)
+    return found
+
+
 def images(model: nn.Module, graph: fx.Graph) -> dict[fx.Node, int]:
     """The inputs that are images, and how many channels they have if that is known: those that lead to a convolution."""
     given = [node for node in graph.nodes if node.op == "placeholder"]
@@ -42,15 +54,15 @@ def images(model: nn.Module, graph: fx.Graph) -> dict[fx.Node, int]:
                 direct = node.args[:1] == (start,) or _channels_stay(model, node.args[0], start)
                 found[start] = max(found.get(start, 0), module.in_channels if direct else 0)
                 continue
-            if node is start or _passes(model, node) or node.target in (torch.cat, torch.concat, torch.concatenate):
+            if node is start or _passes(model, node, numbers=True) or node.target in (torch.cat, torch.concat, torch.concatenate):
                 waiting += [user for user in node.users if user not in seen]
                 seen.update(node.users)
     return found or dict.fromkeys(given[:1], 0)
 
 
-def _passes(model: nn.Module, node: fx.Node) -> bool:
-    """Whether this is a function of one image that gives an image with the same channels."""
-    if len(node.all_input_nodes) != 1:
+def _passes(model: nn.Module, node: fx.Node, numbers: bool = False) -> bool:
+    """Whether this is a function of one image that gives an image with the same channels; `numbers` may spread a single one."""
+    if len([n for n in node.all_input_nodes if not (numbers and n.op == "get_attr")]) != 1:
         return False
     if node.op == "call_module":
         kinds = (*POINTWISE_MODULES, *NORMS, *INSTANCE_NORMS, nn.GroupNorm, *MAX_POOLS, *AVG_POOLS, *ADAPTIVE, nn.Upsample)

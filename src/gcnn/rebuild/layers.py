@@ -63,7 +63,8 @@ def _conv(net: Converter, name: str, module: Any, x: Value) -> Value:
         raise net.refusal(f"{name} ({module}), which is called on values of several kinds,", x, "give each its own layer")
     if net.weights:
         _place(net, name, made, module.weight, module.bias)
-    return replace(net.insert(name, made, x), kind="map", old=module.out_channels, new=k_out, single=False)
+    stays = x.single and set(module.kernel_size) == {1} and set(module.padding) == {0} and not transposed
+    return replace(net.insert(name, made, x), kind="map", old=module.out_channels, new=k_out, single=stays)
 
 
 def _linear(net: Converter, name: str, module: nn.Linear, x: Value) -> Value:
@@ -245,7 +246,7 @@ def _softmax(net: Converter, name: str, module: Any, x: Value) -> Value:
 
 def softmax_over(net: Converter, what: str, log: bool, dim: Any, x: Value, dtype: Any = None) -> Value:
     """A softmax over the channels of each place and element."""
-    x = net.single(x) if x.kind == "flat" and x.single and not x.last else x
+    x = net.vector(x)
     if not net.along_channels(x, dim):
         raise net.refusal(f"{what} along axis {dim},", x, "take it over the channels, axis 1, of maps that are not flat")
     return replace(x, node=net.graph.call_function(torch.log_softmax if log else torch.softmax, (x.node, 1), {"dtype": dtype}))
@@ -283,3 +284,13 @@ MODULES: dict[Any, Callable[..., Value]] = {
     (nn.Softmax, nn.LogSoftmax, nn.Softmax2d): _softmax,
     tuple(kind for kinds in PADS for kind in kinds): _pad,
 }
+
+OF_LINES = (
+    *NORMS,
+    nn.GroupNorm,
+    *INSTANCE_NORMS,
+    nn.PReLU,
+    nn.Flatten,
+    nn.Softmax,
+    nn.LogSoftmax,
+)  # they do not ask for axes of space

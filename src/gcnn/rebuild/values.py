@@ -41,9 +41,10 @@ class Value:
     """A value of the new network, and how it corresponds to the old one's."""
 
     node: Any
-    kind: Literal["image", "map", "fibre", "flat", "shape", "size", "parts", "other"] = "other"
-    """(N, K, *X); (N, K, S, *X); (N, K, S); a map that was flattened, still a map; the shape of a map; numbers from it; a list of
-    values; else. A parameter is the node of the old network, which waits to see what it meets."""
+    kind: Literal["image", "map", "fibre", "flat", "line", "shape", "size", "parts", "other"] = "other"
+    """(N, K, *X); (N, K, S, *X); (N, K, S); a map that was flattened, still a map; one of which the old network has fewer axes of
+    space, as after flatten(2), still a map; the shape of a map; numbers from it; a list of values; else. A parameter is the node
+    of the old network, which waits to see what it meets."""
     old: int = 0
     """Channels it had in the old network."""
     new: int = 0
@@ -51,6 +52,8 @@ class Value:
     """A map that had its channels permuted to the end; still as it was."""
     single: bool = False
     """A map whose space is a single place."""
+    axes: int = 0
+    """Axes of space that a line has in the old network."""
     view: tuple[int, ...] | None = None
     """The shape that a parameter was given."""
 
@@ -69,6 +72,11 @@ class UnevenError(Exception):
 def attribute(model: nn.Module, name: str) -> Any:
     """What has this name in a network."""
     return operator.attrgetter(name)(model)
+
+
+def is_constant(node: fx.Node) -> bool:
+    """Whether this is a tensor that the forward made itself, to which torch.fx gave a name."""
+    return node.op == "get_attr" and str(node.target).startswith("_tensor_constant")
 
 
 def spatial(node: fx.Node) -> dict[str, Any]:
