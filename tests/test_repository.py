@@ -116,8 +116,8 @@ def test_the_core_needs_torch_and_numpy_only() -> None:
 
 def test_imports_go_one_way() -> None:
     order = ["groups", "indices", "irreps", "layout", "lattice", "checks", "kernels", "pooling", "functional", "nn", "testing"]
-    order += ["plot", "planes", "export", "rebuild", "convert", "files", "models", "data", "config", "steps", "train", "recipes"]
-    order += ["report", "demo", "explore", "cli"]
+    order += ["plot", "pointwise", "planes", "export", "rebuild", "convert", "files", "models", "data", "config", "steps"]
+    order += ["train", "recipes", "report", "demo", "explore", "cli"]
     for path in (ROOT / "src/gcnn").rglob("*.py"):
         name = path.relative_to(ROOT / "src/gcnn").parts[0].removesuffix(".py")
         if name in order:

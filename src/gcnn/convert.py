@@ -11,6 +11,7 @@ import copy
 import inspect
 import math
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -296,10 +297,12 @@ class _Tracer(fx.Tracer):
 def _no_own_gradients(model: nn.Module) -> Iterator[None]:
     """Refuses torch.autograd.Functions of others: tracing would lose their backward, and no check of a forward sees it."""
     module: Any = torch._functorch.utils
-    names = _names(model)
-    before = module.unwrap_dead_wrappers  # every Function's apply asks it first
+    names, ours = _names(model), threading.get_ident()
+    before = module.unwrap_dead_wrappers  # every Function's apply asks it first, one that was bound to a name before, too
 
     def refuse(args: Any) -> Any:
+        if threading.get_ident() != ours:  # somebody else's work
+            return before(args)
         function = sys._getframe(1).f_locals.get("cls")
         traced = any(isinstance(a, fx.Proxy) for a in tree_leaves(args))
         if traced or not getattr(function, "__module__", "").startswith("torch."):

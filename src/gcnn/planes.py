@@ -36,31 +36,15 @@ from gcnn.nn import (
 )
 from gcnn.nn.each import ChannelDropout, EachElement, PadBoth, UpsampleTo
 from gcnn.nn.module import GModule
-
-# number by number and with 0 at 0: what is garbage outside a hexagonal domain may stay so until something looks at it
-_KEEP_ZERO_MODULES = (
-    *(nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.Tanh),
-    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
+from gcnn.pointwise import (
+    IN_PLACE,
+    KEEP_ZERO,
+    KEEP_ZERO_MODULES,
+    KEEP_ZERO_OF_TWO,
+    POINTWISE_FUNCTIONS,
+    POINTWISE_METHODS,
+    POINTWISE_MODULES,
 )
-_KEEP_ZERO: set[Any] = {
-    *(F.relu, F.leaky_relu, F.elu, F.gelu, F.silu, F.mish, F.hardswish, F.dropout, F.dropout1d, F.dropout2d, F.dropout3d),
-    *(F.relu6, F.tanh, F.softsign, F.selu, F.celu, torch.relu, torch.tanh, torch.square, torch.sqrt, torch.abs, torch.neg),
-    *(torch.sin, operator.neg, "relu", "relu_", "tanh", "square", "sqrt", "abs", "neg", "contiguous", "clone", "detach"),
-    *("float", "double", "half", "bfloat16"),
-}
-_KEEP_ZERO_OF_TWO: set[Any] = {
-    *(torch.add, torch.sub, torch.mul, torch.maximum, torch.minimum, operator.add, operator.sub, operator.mul, operator.iadd),
-    *(operator.isub, operator.imul, "add", "add_", "sub", "mul", "mul_"),
-}
-_IN_PLACE = {operator.iadd, operator.isub, operator.imul, operator.itruediv, "relu_", "add_", "mul_", "clamp_"}
-POINTWISE_MODULES = (*_KEEP_ZERO_MODULES, nn.Hardtanh, nn.Sigmoid, nn.Softplus, nn.Hardsigmoid)
-POINTWISE_FUNCTIONS = {f for f in _KEEP_ZERO | _KEEP_ZERO_OF_TWO if not isinstance(f, str)} | {
-    *(F.softplus, F.hardsigmoid, F.hardtanh, F.sigmoid, F.logsigmoid, torch.sigmoid, torch.div, torch.pow, torch.exp),
-    *(torch.log, torch.clamp, torch.cos, operator.truediv, operator.pow, operator.itruediv),
-}
-POINTWISE_METHODS = {f for f in _KEEP_ZERO | _KEEP_ZERO_OF_TWO if isinstance(f, str)} | {
-    *("sigmoid", "div", "pow", "exp", "log", "clamp", "clamp_", "type_as"),
-}
 
 
 class Value(NamedTuple):
@@ -161,13 +145,13 @@ class Planar:
         if not pointwise or len(kinds) != 1 or not alone or inputs[0].elements is None:
             return self._proxy(self.graph.node_copy(node, lambda n: self._map(self._value(n)).node))
         tensors = all(isinstance(a, fx.Node) for a in node.args[:2])
-        keeps = _alike(inputs) and (node.target in _KEEP_ZERO or (node.target in _KEEP_ZERO_OF_TWO and tensors))
+        keeps = _alike(inputs) and (node.target in KEEP_ZERO or (node.target in KEEP_ZERO_OF_TWO and tensors))
         if not keeps:
             inputs = [self._clean(v) for v in inputs]
         nodes = {n: v.x.node for n, v in zip(node.all_input_nodes, inputs, strict=True)}
         y = self._proxy(self.graph.node_copy(node, lambda n: nodes[n]))
         found = inputs[0].into(y, lattice=inputs[0].lattice if keeps else None, clean=keeps and all(v.clean for v in inputs))
-        if node.target in _IN_PLACE or node.kwargs.get("inplace"):  # what is cleared is a copy
+        if node.target in IN_PLACE or node.kwargs.get("inplace"):  # what is cleared is a copy
             self.values[node.all_input_nodes[0]] = found
         return found
 
@@ -191,7 +175,7 @@ class Planar:
             if isinstance(made, nn.PReLU) and made.num_parameters > 1:
                 made.num_parameters *= v.elements
                 made.weight = nn.Parameter(made.weight.detach().repeat(v.elements))
-            if isinstance(module, (*_KEEP_ZERO_MODULES, nn.PReLU)):
+            if isinstance(module, (*KEEP_ZERO_MODULES, nn.PReLU)):
                 return v.into(self._insert(name, made, v.x))
             return v.into(self._insert(name, made, self._clean(v).x), lattice=None, clean=False)
         args, kwargs = self._mapped(node.args), self._mapped(node.kwargs)  # written before the node that takes them

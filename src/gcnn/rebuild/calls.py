@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 
 from gcnn.nn import GAdaptiveAvgPool, GAvgPool, GUpsample
 from gcnn.nn.each import ChannelDropout, ChannelNorm, UpsampleTo
-from gcnn.planes import POINTWISE_METHODS
+from gcnn.pointwise import POINTWISE_METHODS
 from gcnn.rebuild import layers
 from gcnn.rebuild.values import FUNCTIONAL_POOLS, UnevenError, Value, arguments, attribute, spatial, whole
 

@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 
 from gcnn.groups import Group
 from gcnn.nn import CosetPool
-from gcnn.planes import POINTWISE_FUNCTIONS, POINTWISE_METHODS, POINTWISE_MODULES
+from gcnn.pointwise import POINTWISE_FUNCTIONS, POINTWISE_METHODS, POINTWISE_MODULES
 from gcnn.rebuild import calls, layers
 from gcnn.rebuild.graph import ends, heads, images
 from gcnn.rebuild.values import BY_SAMPLE, CONVS, NORMS, RESHAPES, TRANSPOSED, UnevenError, Value, attribute, is_constant

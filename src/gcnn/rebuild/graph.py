@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from gcnn.planes import POINTWISE_FUNCTIONS, POINTWISE_METHODS, POINTWISE_MODULES
+from gcnn.pointwise import POINTWISE_FUNCTIONS, POINTWISE_METHODS, POINTWISE_MODULES
 from gcnn.rebuild.values import ADAPTIVE, AVG_POOLS, CONVS, FUNCTIONAL_POOLS, INSTANCE_NORMS, MAX_POOLS, NORMS, PADS, TRANSPOSED
 
 

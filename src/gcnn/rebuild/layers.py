@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from gcnn.indices import support
 from gcnn.nn import GAdaptiveAvgPool, GAvgPool, GBatchNorm, GConv, GConvTranspose, GLinear, GMaxPool, GUpsample, LiftConv
 from gcnn.nn.each import ChannelDropout, ChannelNorm, EachElement, PadBoth
-from gcnn.planes import POINTWISE_MODULES
+from gcnn.pointwise import POINTWISE_MODULES
 from gcnn.rebuild.values import (
     ADAPTIVE,
     AVG_POOLS,

@@ -1,0 +1,35 @@
+"""What works number by number, and so on maps as on images: modules, functions and methods that need no version of ours."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+# number by number and with 0 at 0: what is garbage outside a hexagonal domain may stay so until something looks at it
+KEEP_ZERO_MODULES = (
+    *(nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.Tanh),
+    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
+)
+KEEP_ZERO: set[Any] = {
+    *(F.relu, F.leaky_relu, F.elu, F.gelu, F.silu, F.mish, F.hardswish, F.dropout, F.dropout1d, F.dropout2d, F.dropout3d),
+    *(F.relu6, F.tanh, F.softsign, F.selu, F.celu, torch.relu, torch.tanh, torch.square, torch.sqrt, torch.abs, torch.neg),
+    *(torch.sin, operator.neg, "relu", "relu_", "tanh", "square", "sqrt", "abs", "neg", "contiguous", "clone", "detach"),
+    *("float", "double", "half", "bfloat16"),
+}
+KEEP_ZERO_OF_TWO: set[Any] = {
+    *(torch.add, torch.sub, torch.mul, torch.maximum, torch.minimum, operator.add, operator.sub, operator.mul, operator.iadd),
+    *(operator.isub, operator.imul, "add", "add_", "sub", "mul", "mul_"),
+}
+IN_PLACE = {operator.iadd, operator.isub, operator.imul, operator.itruediv, "relu_", "add_", "mul_", "clamp_"}
+POINTWISE_MODULES = (*KEEP_ZERO_MODULES, nn.Hardtanh, nn.Sigmoid, nn.Softplus, nn.Hardsigmoid)
+POINTWISE_FUNCTIONS = {f for f in KEEP_ZERO | KEEP_ZERO_OF_TWO if not isinstance(f, str)} | {
+    *(F.softplus, F.hardsigmoid, F.hardtanh, F.sigmoid, F.logsigmoid, torch.sigmoid, torch.div, torch.pow, torch.exp),
+    *(torch.log, torch.clamp, torch.cos, operator.truediv, operator.pow, operator.itruediv),
+}
+POINTWISE_METHODS = {f for f in KEEP_ZERO | KEEP_ZERO_OF_TWO if isinstance(f, str)} | {
+    *("sigmoid", "div", "pow", "exp", "log", "clamp", "clamp_", "type_as"),
+}
