@@ -83,12 +83,12 @@ def action(group: Group, x: Tensor, h: int, cmap: str = "gray") -> Figure:
 def animation(group: Group, image: Tensor, x: Tensor) -> str:
     """An SVG in which `image`, (H, W), turns, and with it the function `x`, (S, H', W'): its patches turn and change places.
 
-    The picture runs by itself wherever a browser shows it, in light and dark, and needs no matplotlib. For groups with turns on
-    the square lattice.
+    The picture runs by itself wherever a browser shows it, in light and dark, and needs no matplotlib; it stands still for people
+    who asked their system for less motion. For groups with turns on the square lattice.
 
     >>> from gcnn import p4
-    >>> animation(p4, torch.ones(7, 7), torch.ones(4, 5, 5)).count("<image")
-    5
+    >>> animation(p4, torch.ones(7, 7), torch.ones(4, 5, 5)).count("<image")  # five that move, five that stand
+    10
     """
     planes, r = _planes(group, x), rotation(group)
     if not group.fills_box or not r:
@@ -119,13 +119,20 @@ def animation(group: Group, image: Tensor, x: Tensor) -> str:
         for _ in turns:
             way.append(int(group.product[r, way[-1]]))
         moving.append(_turning(planes[s], [at(places[t]) for t in way], 100))
+    # letters with a white rim can be read on any ground
+    style = (
+        "text{font:21px Georgia,serif;fill:#222;stroke:#fff;stroke-width:7px;stroke-linejoin:round;paint-order:stroke;"
+        "text-anchor:middle}image{image-rendering:pixelated}.still{display:none}"
+        "@media(prefers-reduced-motion:reduce){.moving{display:none}.still{display:inline}}"
+    )
+    still = re.sub(r"<animateTransform[^>]*/>", "", "".join(moving))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {100 * width:.0f} {100 * height:.0f}" role="img">'
         f"<title>An image that turns, and its feature map on {group.name}: each patch turns and moves to the next place</title>"
-        "<style>text{font:21px Georgia,serif;fill:#222;stroke:#fff;stroke-width:7px;stroke-linejoin:round;paint-order:stroke;"
-        "text-anchor:middle}image{image-rendering:pixelated}</style>"  # letters with a white rim can be read on any ground
+        f"<style>{style}</style>"
         '<defs><marker id="tip" viewBox="0 0 10 10" refX="8" refY="5" markerWidth="5" markerHeight="5" orient="auto">'
-        f'<path d="M0 0L10 5L0 10z" fill="{RED}"/></marker></defs>{"".join(lines)}{"".join(moving)}</svg>\n'
+        f'<path d="M0 0L10 5L0 10z" fill="{RED}"/></marker></defs>{"".join(lines)}<g class="moving">{"".join(moving)}</g>'
+        f'<g class="still">{still}</g></svg>\n'
     )
 
 
