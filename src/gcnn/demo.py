@@ -37,5 +37,5 @@ def demo(out: Path) -> dict[str, Run]:
     if stale:
         report([out / "p4cnn", out / "z2cnn"], page, data)
     print(f"\nthe report with curves, errors by angle and feature maps that turn: {page}")
-    print(f"next: gcnn check {out / 'p4cnn'}; gcnn train --recipe demo/p4cnn --group p4m --out runs/mine; gcnn train --help")
+    print(f"next: gcnn check {out / 'p4cnn'}; gcnn train --recipe demo/p4cnn --epochs 20 --out runs/mine; gcnn train --help")
     return runs
