@@ -111,6 +111,8 @@ def kept_domain(group: Group, size: Sequence[int], like: Tensor) -> Domain | Non
         with torch.inference_mode(False):  # a later backward pass may need it
             mask = domain_mask(group, size, device)
             _domains[key] = Domain(mask, *((mask == part).flatten().nonzero()[:, 0] for part in (True, False)))
+        if like.is_cuda:
+            torch.cuda.current_stream(device).synchronize()  # the next to read it may be on another stream
     return _domains[key]
 
 
