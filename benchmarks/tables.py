@@ -118,7 +118,8 @@ def cifar10() -> str:
         f"{100 * share['share_of_convolutions']:.0f} % are convolutions. The last column is the largest relative change of the "
         "logits under the group: strides on even sizes, and the head of the ResNets, are not invariant, as in the paper; "
         '`downsample="pool"` and `invariant=True` are. With a first setting for CIFAR10+ (24 epochs, more weight decay) ResNet44 '
-        f"had {error(first['p1'])} for Z2 and {error(first['p4m'])} for p4m. Records: `benchmarks/records/{CIFAR10}`."
+        f"had {error(first['p1'])} for Z2 and {error(first['p4m'])} for p4m; it was changed for its training error, when these "
+        f"were known. Records: `benchmarks/records/{CIFAR10}`."
     )
     return "\n".join(rows)
 
