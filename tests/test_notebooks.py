@@ -51,6 +51,11 @@ def test_notebooks_run(path: Path, docs: ModuleType) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_notebooks_take_less_than_two_minutes_together(docs: ModuleType) -> None:
+    assert sum(docs.executed(path).metadata["seconds"] for path in NOTEBOOKS) < 120
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 def test_a_notebook_runs_again_when_it_has_changed_and_fails_with_its_cell(
     docs: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ __all__ = ["RECIPES"]
 _PAPER = Config(data="rotated_mnist", batch_size=128, lr=1e-3, rotate=3.14, reestimate="train", test_every=100)
 _OURS = Config(data="rotated_mnist", schedule="cosine", test_every=100)
 
-# table 2 of the paper: group -> (planar name, channels or widths)
+# table 2 of the paper: network -> group -> its size
 _NETWORKS: dict[str, dict[str, dict[str, Any]]] = {
     "allcnn-c": {"p1": {"channels": 96}, "p4": {"channels": 48}, "p4m": {"channels": 32}},
     "resnet44": {"p1": {"widths": (32, 64, 128)}, "p4": {"widths": (16, 32, 64)}, "p4m": {"widths": (11, 23, 45)}},
