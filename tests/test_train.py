@@ -92,6 +92,33 @@ def test_resuming_continues_bit_for_bit(settings: dict[str, Any], small: Dataset
     assert [r["train_loss"] for r in unbroken.history] == [r["train_loss"] for r in resumed.history]
 
 
+@pytest.mark.parametrize("validation", [0, 50])
+def test_the_best_weights_are_kept_beside_the_last(
+    small: Dataset, tmp_path: Path, validation: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A last epoch that jumps away: the run ends with the weights of its lowest loss, and goes on from those of its last."""
+    monkeypatch.setattr(Config, "rate", lambda self, epochs: 0.01 if epochs < 3 else 1.0)
+    config = dataclasses.replace(TINY, epochs=4, keep="best", validation=validation, reestimate="no")
+    plain = train(dataclasses.replace(config, keep="last"), tmp_path / "last", progress=False, data=small)
+    run = train(config, tmp_path / "best", progress=False, data=small)
+    which = "test_loss" if validation else "train_loss"
+    best = min(plain.history, key=lambda row: row[which])
+    assert best["epoch"] < 4
+    for found in (run, load_run(tmp_path / "best")):
+        assert found.tested["epoch"] == best["epoch"]
+        assert found.tested["test_error"] == best["test_error"]
+        tested = evaluate(
+            found.model, found.inputs((small.hold_out(validation) if validation else small).test, torch.device("cpu"))
+        )
+        assert tested["error"] == best["test_error"] != plain.history[-1]["test_error"]
+    assert [r["train_loss"] for r in run.history] == [r["train_loss"] for r in plain.history]
+    longer = [
+        train(dataclasses.replace(c, epochs=5), tmp_path / c.keep, resume=True, progress=False, data=small)
+        for c in (config, dataclasses.replace(config, keep="last"))
+    ]
+    assert longer[0].history[-1]["train_loss"] == longer[1].history[-1]["train_loss"]
+
+
 def test_runs_are_not_overwritten_or_mixed(small: Dataset, tmp_path: Path) -> None:
     train(dataclasses.replace(TINY, epochs=1), tmp_path, progress=False, data=small)
     with pytest.raises(FileExistsError, match=r"holds a run already; go on with it by --resume, or choose another folder"):

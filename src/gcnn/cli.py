@@ -174,7 +174,8 @@ def _train(chosen: argparse.Namespace) -> None:
     if last["epoch"] == before:
         print(f"the run had its {before} epochs already; a larger --epochs goes on, if its learning rate is constant")
     kind = "validation" if settings.validation else "test"
-    print(f"{name}: {kind} error {last['test_error']:.2f} % after {last['epoch']} epochs; the run is in {folder}")
+    which = f" with the weights of epoch {done.kept['epoch']}" if done.kept else ""
+    print(f"{name}: {kind} error {done.tested['test_error']:.2f} % after {last['epoch']} epochs{which}; the run is in {folder}")
 
 
 def _base(recipe: str, file: str) -> Config:

@@ -67,6 +67,9 @@ class Config:
     the test, or as in training (with dropout), as the paper's authors did."""
     test_every: int = 1
     """Test after every n-th epoch, and after the last."""
+    keep: Literal["last", "best"] = "last"
+    """The weights that a run ends with: those of the last epoch, or of the epoch with the lowest loss, on the held-out images if
+    there are any and else on the training images; a constant learning rate jumps now and then."""
     test_turns: int = 1
     """Test with the mean answer to each image turned by 0, 1, ... n - 1 n-ths of a quarter turn."""
     seed: int = 0
@@ -105,7 +108,7 @@ class Config:
             raise ValueError(f"label_smoothing must be at least 0 and below 1, got {self.label_smoothing}")
         if self.dropout >= 1:
             raise ValueError(f"dropout must be below 1, got {self.dropout}")
-        for name in ("downsample", "optimizer", "schedule", "reestimate"):
+        for name in ("downsample", "optimizer", "schedule", "reestimate", "keep"):
             value, allowed = getattr(self, name), get_args(get_type_hints(type(self))[name])
             if value not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(a or 'empty' for a in allowed)}, got {value!r}")

@@ -33,7 +33,7 @@ def demo(out: Path) -> dict[str, Run]:
     for name, run in runs.items():
         weights = sum(p.numel() for p in run.model.parameters())
         change = equivariance_error(run.model.cpu(), p4, x)
-        print(f"{name:8} {weights:10,} {run.history[-1]['test_error']:9.2f} % {change:27.1e}")
+        print(f"{name:8} {weights:10,} {run.tested['test_error']:9.2f} % {change:27.1e}")
     if stale:
         report([out / "p4cnn", out / "z2cnn"], page, data)
     print(f"\nthe report with curves, errors by angle and feature maps that turn: {page}")

@@ -78,7 +78,7 @@ class Explorer:
                     "name": name,
                     "group": group_of(run.model).name,
                     "weights": sum(p.numel() for p in run.model.parameters()),
-                    "error": run.history[-1].get("test_error"),
+                    "error": run.tested.get("test_error"),
                     "classes": run.classes,
                 }
                 for name, run in self.runs.items()

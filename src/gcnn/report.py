@@ -53,7 +53,7 @@ def report(
     short = len({path.name for path in paths}) == len(paths)
     runs = {path.name if short else str(folder): load_run(path, device) for path, folder in zip(paths, folders, strict=True)}
     for name, run in runs.items():
-        if "test_error" not in run.history[-1]:
+        if "test_error" not in run.tested:
             raise ValueError(f"{name} was stopped before its first test; go on with it by --resume")
     first = next(iter(runs.values()))
     data = load(first.config.data, root or first.config.data_root or None) if data is None else data
@@ -99,7 +99,7 @@ def _table(runs: dict[str, Run], data: Dataset) -> str:
         x = x.to(next(run.model.parameters()).device)
         own = f"{equivariance_error(run.model, group, x):.1e}" if group.fills_box and group.order > 1 else "-"
         weights = sum(p.numel() for p in run.model.parameters())
-        last = run.history[-1]
+        last = run.tested
         cells = (name, run.config.model, group.name, f"{weights:,}", last["epoch"], f"{last['test_error']:.2f} %", own)
         rows.append((*cells, f"{equivariance_error(run.model, quarters, x):.1e}"))
     lines = "".join("<tr>" + "".join(f"<td>{html.escape(str(c))}</td>" for c in row) + "</tr>" for row in rows)
@@ -139,7 +139,7 @@ def _angles(runs: dict[str, Run], data: Dataset, images: int, progress: bool) ->
 
 
 def _confusion(name: str, run: Run) -> Any:
-    table = torch.tensor(run.history[-1]["confusion"])
+    table = torch.tensor(run.tested["confusion"])
     drawn, (ax,) = plot.figure(1, height=5)
     shown = (table.double() / table.sum(1, keepdim=True).clamp(min=1)).fill_diagonal_(0)  # what goes wrong, in colour
     ax.imshow(shown.numpy(), cmap="Reds")

@@ -196,6 +196,13 @@ class Run:
     history: list[dict[str, Any]]
     data: str = ""
     """The name of the data set that it was trained on."""
+    kept: dict[str, Any] | None = None
+    """With Config.keep "best": the epoch of the weights, and their test when the run was over."""
+
+    @property
+    def tested(self) -> dict[str, Any]:
+        """The row of the history that belongs to the weights."""
+        return {**self.history[self.kept["epoch"] - 1], **self.kept} if self.kept else self.history[-1]
 
     def inputs(self, split: Split, device: torch.device) -> Inputs:
         """The split, as this network was trained to see it."""
@@ -235,10 +242,11 @@ def group_of(model: nn.Module) -> Any:
     return next(m.group for m in model.modules() if hasattr(m, "group"))
 
 
-def _save(folder: Path, model: nn.Module, stepper: Stepper, meta: dict[str, Any]) -> None:
+def _save(folder: Path, model: nn.Module, kept: dict[str, Tensor], stepper: Stepper, meta: dict[str, Any]) -> None:
     from safetensors.torch import save
 
     tensors = {f"model.{k}": v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
+    tensors |= {f"kept.{k}": v.cpu().contiguous() for k, v in kept.items()}
     for name, p in model.named_parameters():
         for k, v in stepper.optimizer.state[p].items():
             tensors[f"optimizer.{name}.{k}"] = v.detach().cpu().contiguous()
@@ -257,11 +265,11 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return read(path, "checkpoint")
 
 
-def _load_model(path: Path, model: nn.Module, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
+def _load_model(path: Path, model: nn.Module, tensors: dict[str, Tensor], meta: dict[str, Any], part: str = "model.") -> None:
     group = group_of(model)
     if [group.name, json.loads(json.dumps(group.matrices))] != meta["group"]:
         raise ValueError(f"{path} is a checkpoint of group {meta['group'][0]}, the network is one of {group.name}")
-    state = {k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")}
+    state = {k.removeprefix(part): v for k, v in tensors.items() if k.startswith(part)}
     try:
         model.load_state_dict(state)
     except RuntimeError as error:
@@ -274,7 +282,7 @@ def load_run(folder: str | Path, device: str = "cpu") -> Run:
     tensors, meta = _read(path)
     config = Config(**meta["config"])
     model = make_model(config, len(meta["classes"]), meta["shape"][0])
-    _load_model(path, model, tensors, meta)
+    _load_model(path, model, tensors, meta, "kept." if meta.get("kept") else "model.")
     return _run(model.to(pick_device(device)), config, meta)
 
 
@@ -285,7 +293,7 @@ def read_config(folder: str | Path) -> Config:
 
 def _run(model: nn.Module, config: Config, meta: dict[str, Any]) -> Run:
     classes, shape = tuple(meta["classes"]), tuple(meta["shape"])
-    return Run(model.eval(), config, classes, shape, meta["mean"], meta["std"], meta["history"], meta["data"])
+    return Run(model.eval(), config, classes, shape, meta["mean"], meta["std"], meta["history"], meta["data"], meta.get("kept"))
 
 
 # --- training ------------------------------------------------------------------------------------------------------------
@@ -329,14 +337,23 @@ def train(
     wrapped = nn.parallel.DistributedDataParallel(model) if world > 1 else model
     with precision(config.tf32):
         stepper = Stepper(wrapped, training, config, device, world)
+    kept: dict[str, Tensor] = {}
     if folder is not None and resume:
-        meta = _resume(folder / "last.safetensors", model, stepper, meta)
+        meta, kept = _resume(folder / "last.safetensors", model, stepper, meta)
     elif folder is not None and (folder / "last.safetensors").exists() and rank == 0:
         raise FileExistsError(f"{folder} holds a run already; go on with it by --resume, or choose another folder with --out")
     if folder is not None and rank == 0:
         folder.mkdir(parents=True, exist_ok=True)
         write_file(folder / "config.json", json.dumps(meta["config"], indent=2).encode())
     steps = math.ceil(len(data.train) / config.batch_size)
+
+    def test() -> dict[str, Any]:
+        with precision(tf32=False), torch.autocast(device.type, torch.bfloat16, enabled=config.amp):
+            if config.reestimate != "no":
+                reestimate_norms(model, plain, training=config.reestimate == "train")
+            found = evaluate(model, testing, config.test_turns)
+        return {"test_error": found["error"], "test_loss": found["loss"], "confusion": found["confusion"]}
+
     with _Reporter(
         folder if rank == 0 else None, progress and rank == 0, config.epochs, len(data.train), meta["epoch"], world
     ) as report:
@@ -377,19 +394,31 @@ def train(
             }
             if epoch % config.test_every == 0 or epoch == config.epochs:
                 report.says(epoch, "testing" if config.reestimate == "no" else "estimating norms, testing")
-                with precision(tf32=False), torch.autocast(device.type, torch.bfloat16, enabled=config.amp):
-                    if config.reestimate != "no":
-                        reestimate_norms(model, plain, training=config.reestimate == "train")
-                    found = evaluate(model, testing, config.test_turns)
-                row |= {"test_error": found["error"], "test_loss": found["loss"], "confusion": found["confusion"]}
+                row |= test()
             meta["epoch"] = epoch
             meta["history"] = [*meta["history"], row]
+            if config.keep == "best":
+                which = "test_loss" if config.validation else "train_loss"
+                best = min((r for r in meta["history"] if which in r), key=lambda r: r[which], default=row)
+                if best is row:
+                    meta["kept"], kept = {"epoch": epoch}, _copied(model)
+                if epoch == config.epochs:
+                    current = _copied(model)
+                    model.load_state_dict(kept)
+                    meta["kept"], kept = {"epoch": best["epoch"], **test()}, _copied(model)
+                    model.load_state_dict(current)
             if folder is not None and rank == 0:
-                _save(folder, model, stepper, meta)
+                _save(folder, model, kept, stepper, meta)
             report.epoch(row)
     if distributed:
         dist.barrier()
+    if kept:
+        model.load_state_dict(kept)
     return _run(model, config, meta)
+
+
+def _copied(model: nn.Module) -> dict[str, Tensor]:
+    return {k: v.detach().clone() for k, v in model.state_dict().items()}
 
 
 def _join() -> tuple[int, int, bool]:
@@ -401,11 +430,13 @@ def _join() -> tuple[int, int, bool]:
     return dist.get_rank(), dist.get_world_size(), True
 
 
-def _resume(path: Path, model: nn.Module, stepper: Stepper, fresh: dict[str, Any]) -> dict[str, Any]:
+def _resume(path: Path, model: nn.Module, stepper: Stepper, fresh: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What the checkpoint says, and the weights it keeps besides those that go on."""
     tensors, meta = _read(path)
-    changed = [k for k, v in fresh["config"].items() if meta["config"].get(k) != v and k not in ("epochs", "device")]
+    was = json.loads(json.dumps(dataclasses.asdict(Config(**meta["config"]))))
+    changed = [k for k, v in fresh["config"].items() if was[k] != v and k not in ("epochs", "device")]
     if changed:
-        told = ", ".join(f"{k} (was {meta['config'].get(k)!r}, now {fresh['config'][k]!r})" for k in changed)
+        told = ", ".join(f"{k} (was {was[k]!r}, now {fresh['config'][k]!r})" for k in changed)
         raise ValueError(f"{path} was trained with other settings: {told}; resume with those, or start a new run")
     for what, now in (("data", fresh["data"]), ("classes", list(fresh["classes"]))):
         if meta[what] != now:
@@ -422,7 +453,8 @@ def _resume(path: Path, model: nn.Module, stepper: Stepper, fresh: dict[str, Any
         for name, p in model.named_parameters():
             for k, v in stepper.optimizer.state[p].items():
                 v.copy_(tensors[f"optimizer.{name}.{k}"])
-    return {**meta, "config": fresh["config"]}
+    kept = {k.removeprefix("kept."): v for k, v in tensors.items() if k.startswith("kept.")}
+    return {**meta, "config": fresh["config"]}, kept
 
 
 class _Reporter:
