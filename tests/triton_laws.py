@@ -69,6 +69,24 @@ def transforms() -> None:
         torch.testing.assert_close(ours, fourier._weight_gradient(group, x, dy, weight, *geometry), rtol=0, atol=1e-11)
         by_planar = fourier._planar_weight_gradient(group, x, dy, weight, *geometry)
         torch.testing.assert_close(by_planar, ours, rtol=0, atol=1e-11)
+        halved = fourier_cuda.correlate(group, x.float(), weight.float(), *geometry)  # float32 in two halves, and in parts
+        torch.testing.assert_close(halved.double(), y, rtol=0, atol=1e-4)
+        in_parts = fourier_cuda.weight_gradient(group, x.float(), dy.float(), weight.float(), *geometry)
+        torch.testing.assert_close(in_parts.double(), ours, rtol=0, atol=1e-4)
+
+
+def products() -> None:
+    """What each half of a number gives, and what points give that are divided among programs."""
+    x, w = torch.randn(3, 130, 36), torch.randn(3, 20, 36)
+    halves = fourier_cuda.halved(w)
+    assert torch.equal(halves.sum(0), w)
+    assert not (halves[0].view(torch.int32) & 0x1FFF).any()
+    out = torch.empty(3, 130, 20)
+    fourier_cuda.exact_product(x, halves, out)
+    torch.testing.assert_close(out, x @ w.mT, rtol=0, atol=1e-5)
+    y, total = torch.randn(3, 130, 8), torch.ones(3, 36, 8)
+    fourier_cuda.add_product(total, x, y)
+    torch.testing.assert_close(total, 1 + x.mT @ y, rtol=0, atol=1e-4)
 
 
 if __name__ == "__main__":
@@ -76,4 +94,5 @@ if __name__ == "__main__":
     gathers()
     norms()
     transforms()
+    products()
     print("all kernels agree")

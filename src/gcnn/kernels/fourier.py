@@ -31,7 +31,7 @@ from gcnn.kernels.planar import conv_backward
 from gcnn.layout import allows_tf32, as_tensor, plain
 
 BLOCK = {"cpu": 1 << 23, "cuda": 1 << 28}  # bytes of patches worked on at a time: what a cache holds, what keeps a GPU busy
-LARGEST = 16  # order of the groups whose transforms a GPU's registers hold
+LARGEST = 48  # order of the groups whose transforms a GPU's registers hold
 
 
 class Plan(NamedTuple):

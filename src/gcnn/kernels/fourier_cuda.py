@@ -1,7 +1,12 @@
-"""The Fourier algorithm on a GPU (see `gcnn.kernels.fourier`): transforms in Triton, products by cuBLAS.
+"""The Fourier algorithm on a GPU (see `gcnn.kernels.fourier`): transforms in Triton, products there or by cuBLAS.
 
 Coefficients of representations of one dimension and type, a run, are kept together, so that each run is one batched product:
-patches (n, d / kind B, d P K_in) times filters (n, d P K_in, d K_out), for n representations and a block of B points.
+patches (n, d / kind B, d P K_in) times filters (n, d K_out, d P K_in), for n representations and a block of B points. Channels
+are filled up with zeros to 16 bytes, so that every row begins where vectors can be read.
+
+Exact float32 products run on tensor cores: a number is split in two of TF32, of 11 bits each, and three of the four products of
+the halves are added up. Every 32 terms begin a new sum, since tensor cores cut off what does not fit: the errors are smaller than
+those of float32 arithmetic, and the time is half.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional as F
 
 from gcnn.groups import Group
 from gcnn.indices import index_table
@@ -136,10 +142,11 @@ class Patches:
             for n, k, step, p, d in zip(planes.shape[2:], kernel_size, stride, padding, dilation, strict=True)
         )
         self.points = planes.shape[0] * math.prod(self.size)
+        self.unit, self.k = 16 // planes.element_size(), filled_up(self.k_in, planes)
         flat = (1,) * (3 - group.dim)  # axes that are not there
         none = (0,) * (3 - group.dim)
         self.geometry = (*flat, *planes.shape[2:], *flat, *self.size, *flat, *stride, *none, *padding, *flat, *dilation)
-        self.width = self.taps * self.k_in
+        self.width = self.taps * self.k
         bytes_ = self.order * self.width * planes.element_size()
         self.block = min(self.points, max(256, max(BLOCK, planes.numel() * planes.element_size()) // bytes_))
 
@@ -149,12 +156,12 @@ class Patches:
 
     def transformed(self, start: int, stop: int, out: Tensor) -> list[Tensor]:
         """One (n, d / kind B, d P K_in) for each run, in the memory of `out`."""
-        block_m, block_k = tile(self.order, self.k_in)
-        grid = (triton.cdiv(stop - start, block_m) * self.taps * triton.cdiv(self.k_in, block_k),)
+        block_m, block_k = tile(self.order, self.k)
+        grid = (triton.cdiv(stop - start, block_m) * self.taps * triton.cdiv(self.k, block_k),)
         _patches[grid](
-            self.rows, out, self.cells, start, stop - start, self.k_in, self.taps, *self.geometry,
+            self.rows, out, self.cells, start, stop - start, self.k_in, self.k // self.unit, self.taps, *self.geometry,
             self.layout.matrix, self.layout.start, self.layout.dim, self.layout.part,
-            self.order, wide(self.rows), block_m, block_k,
+            self.order, self.unit, wide(self.rows), block_m, block_k,
         )  # fmt: skip
         return self.split(out, stop - start, self.width)
 
@@ -174,18 +181,24 @@ def correlate(group: Group, planes: Tensor, weight: Tensor, *geometry: tuple[int
     filters = transform_filters(group, weight, geometry[0], planes.dtype)
     result, out = empty_planes(planes, patches.size, s, k_out)
     hat = planes.new_empty(s * patches.block * patches.width)
-    product = planes.new_empty(s * patches.block * k_out)
+    filled = filled_up(k_out, planes)
+    product = planes.new_empty(s * patches.block * filled)
     block_m, block_k = tile(s, k_out)
+    exact = planes.dtype == torch.float32 and not allows_tf32()
+    halves = [halved(w) if exact else w for w in filters]
     with matmul_precision(allows_tf32()):
         for start, stop in patches.blocks():
-            results = patches.split(product, stop - start, k_out)
-            for x, w, y in zip(patches.transformed(start, stop, hat), filters, results, strict=True):
-                torch.bmm(x, w, out=y)
+            results = patches.split(product, stop - start, filled)
+            for x, w, y in zip(patches.transformed(start, stop, hat), halves, results, strict=True):
+                if exact:
+                    exact_product(x, w, y)
+                else:
+                    torch.bmm(x, w.mT, out=y)
             grid = (triton.cdiv(stop - start, block_m), triton.cdiv(k_out, block_k))
             _restore[grid](
-                product, out[start:stop], stop - start, k_out,
+                product, out[start:stop], stop - start, k_out, filled // patches.unit,
                 patches.layout.matrix, patches.layout.start, patches.layout.dim, patches.layout.part,
-                s, wide(planes), block_m, block_k,
+                s, patches.unit, wide(planes), block_m, block_k,
             )  # fmt: skip
     return result
 
@@ -198,21 +211,20 @@ def weight_gradient(group: Group, planes: Tensor, dy: Tensor, weight: Tensor, *g
     k_out, k_in, s = weight.shape[0], weight.shape[1], group.order
     fine = torch.promote_types(planes.dtype, torch.float32)
     sums = [
-        torch.zeros(r.number, r.dim * patches.width, r.dim * k_out, dtype=fine, device=dy.device) for r in patches.layout.runs
+        torch.zeros(r.number, r.dim * patches.width, r.dim * results.k, dtype=fine, device=dy.device) for r in patches.layout.runs
     ]
     hat = planes.new_empty(s * patches.block * patches.width)
-    grad = planes.new_empty(s * patches.block * k_out)
+    grad = planes.new_empty(s * patches.block * results.k)
     with matmul_precision(allows_tf32()):
         for start, stop in patches.blocks():
             seen, wanted = patches.transformed(start, stop, hat), results.transformed(start, stop, grad)
             for total, x, y in zip(sums, seen, wanted, strict=True):
-                if fine == planes.dtype:
-                    total.baddbmm_(x.mT, y)
-                else:
-                    total += torch.bmm(x.mT, y)
+                add_product(total, x, y)
     found = tables(group, geometry[0], dy.device)
     parts = [
-        total.view(r.number, r.dim, patches.taps, k_in, r.dim, k_out).permute(0, 1, 4, 2, 3, 5).reshape(r.number * r.dim**2, -1)
+        total.view(r.number, r.dim, patches.taps, patches.k, r.dim, results.k)[:, :, :, :k_in, :, :k_out]
+        .permute(0, 1, 4, 2, 3, 5)
+        .reshape(r.number * r.dim**2, -1)
         for r, total in zip(patches.layout.runs, sums, strict=True)
     ]
     with matmul_precision(tf32=False):
@@ -222,13 +234,15 @@ def weight_gradient(group: Group, planes: Tensor, dy: Tensor, weight: Tensor, *g
 
 
 def transform_filters(group: Group, weight: Tensor, kernel_size: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
-    """(K_out, K_in, S P) to one (n, d P K_in, d K_out) for each run."""
+    """(K_out, K_in, S P) to one (n, d K_out, d P K_in) for each run, with channels filled up."""
     k_out, k_in, _ = weight.shape
     entries = entries_of(group, weight, kernel_size, dtype)
+    entries = entries.view(len(entries), -1, k_in, k_out).permute(0, 3, 1, 2)  # (sum of d^2, K_out, P, K_in)
+    entries = F.pad(entries, (0, filled_up(k_in, entries) - k_in, 0, 0, 0, filled_up(k_out, entries) - k_out))
     at, filters = 0, []
     for run in layout(group).runs:
-        part = entries[at : at + run.number * run.dim**2].view(run.number, run.dim, run.dim, -1, k_in, k_out)
-        filters.append(part.permute(0, 1, 3, 4, 2, 5).reshape(run.number, -1, run.dim * k_out))
+        part = entries[at : at + run.number * run.dim**2].unflatten(0, (run.number, run.dim, run.dim))  # n, l, k, ...
+        filters.append(part.permute(0, 2, 3, 1, 4, 5).reshape(run.number, run.dim * part.shape[3], -1))
         at += run.number * run.dim**2
     return filters
 
@@ -240,6 +254,48 @@ def entries_of(group: Group, weight: Tensor, kernel_size: tuple[int, ...], dtype
     turned = weight.to(fine).permute(2, 1, 0).index_select(0, found.orbit)  # (S P, K_in, K_out)
     with matmul_precision(tf32=False):
         return found.filters.to(fine).mm(turned.view(group.order, -1)).to(dtype)
+
+
+def filled_up(channels: int, like: Tensor) -> int:
+    """The channels that are kept of so many: a multiple of 16 bytes."""
+    unit = 16 // like.element_size()
+    return -(-channels // unit) * unit
+
+
+def halved(w: Tensor) -> Tensor:
+    """(2, *w.shape): float32 numbers rounded to TF32, and what is left of them."""
+    high = ((w.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
+    return torch.stack([high, w - high])
+
+
+def exact_product(x: Tensor, halves: Tensor, out: Tensor) -> None:
+    """out = x w^T for (n, M, L) and the halves of (n, N, L), in float32."""
+    (number, m, depth), n = x.shape, halves.shape[2]
+    block_n = min(128, max(16, triton.next_power_of_2(n)))
+    grid = (triton.cdiv(m, 128) * triton.cdiv(n, block_n), number)
+    _exact_product[grid](x, halves, out, m, n, depth // 4, 128, block_n, 32, num_warps=8 if block_n > 64 else 4, num_stages=3)
+
+
+def add_product(total: Tensor, x: Tensor, y: Tensor) -> None:
+    """total += x^T y for (n, B, M) and (n, B, N), always in the same order.
+
+    cuBLAS leaves most of a GPU idle if M and N are small: then the B points are divided among programs, whose sums are added.
+    """
+    (number, points, m), n = x.shape, y.shape[2]
+    tiles = triton.cdiv(m, 128) * triton.cdiv(n, 64) * number
+    if x.dtype == torch.float64:
+        total.baddbmm_(x.mT, y)
+    elif tiles > 132:
+        total += torch.bmm(x.mT, y)
+    else:
+        parts = min(32, 528 // tiles)
+        each = triton.cdiv(triton.cdiv(points, parts), 32) * 32
+        parts, unit = triton.cdiv(points, each), 16 // x.element_size()
+        sums = total.new_empty(parts, *total.shape)
+        how = "tf32" if allows_tf32() else "tf32x3"
+        grid = (triton.cdiv(m, 128) * triton.cdiv(n, 64), number, parts)
+        _products[grid](x, y, sums, points, m // unit, n // unit, each, number, unit, how, 128, 64, 32, num_warps=4, num_stages=3)
+        total += sums.sum(0)
 
 
 def tile(order: int, channels: int) -> tuple[int, int]:
@@ -256,12 +312,13 @@ def wide(x: Tensor) -> Any:
 
 @triton.jit
 def _patches(
-    x, out, cells, first, count, k_in, taps,
+    x, out, cells, first, count, k_in, units, taps,
     x0, x1, x2, y0, y1, y2, step0, step1, step2, pad0, pad1, pad2, dil0, dil1, dil2,
     MATRIX: tl.constexpr, START: tl.constexpr, DIM: tl.constexpr, PART: tl.constexpr,
-    S: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+    S: tl.constexpr, UNIT: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    blocks = tl.cdiv(k_in, BLOCK_K)  # neighbours in the grid are the taps of the same points, which share what they read
+    filled = units * UNIT  # channels, with the zeros behind them
+    blocks = tl.cdiv(filled, BLOCK_K)  # neighbours in the grid are the taps of the same points, which share what they read
     which, within = tl.program_id(0) // (blocks * taps), tl.program_id(0) % (blocks * taps)
     tap, k = within // blocks, within % blocks * BLOCK_K + tl.arange(0, BLOCK_K)
     row = which * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -279,29 +336,29 @@ def _patches(
         at = (((image * x0 + u0) * x1 + u1) * x2 + u2).to(tl.int64) * (S * k_in) + a * k_in
         seen = tl.load(x + at[:, None] + k[None, :], mask=inside[:, None] & (k < k_in)[None, :], other=0.0)
         values = values + (seen.to(WIDE),)
-    width = taps * k_in
-    kept = (row < count)[:, None] & (k < k_in)[None, :]
+    width = taps * filled
+    kept = (row < count)[:, None] & (k < filled)[None, :]
     for c in tl.static_range(S):
         total = tl.zeros((BLOCK_M, BLOCK_K), WIDE)
         for a in tl.static_range(S):
             if MATRIX[c * S + a] != 0.0:
                 total += values[a] * MATRIX[c * S + a]
-        at = (START[c] * count + row * DIM[c] + PART[c]).to(tl.int64) * width + tap * k_in
+        at = (START[c] * count + row * DIM[c] + PART[c]).to(tl.int64) * width + tap * filled
         tl.store(out + at[:, None] + k[None, :], total.to(out.dtype.element_ty), mask=kept)
 
 
 @triton.jit
 def _restore(
-    y, out, count, k_out,
+    y, out, count, k_out, units,
     MATRIX: tl.constexpr, START: tl.constexpr, DIM: tl.constexpr, PART: tl.constexpr,
-    S: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+    S: tl.constexpr, UNIT: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
     kept = (row < count)[:, None] & (k < k_out)[None, :]
     values = ()
     for c in tl.static_range(S):
-        at = (START[c] * count + row * DIM[c] + PART[c]).to(tl.int64) * k_out
+        at = (START[c] * count + row * DIM[c] + PART[c]).to(tl.int64) * (units * UNIT)
         values = values + (tl.load(y + at[:, None] + k[None, :], mask=kept, other=0.0).to(WIDE),)
     for a in tl.static_range(S):
         total = tl.zeros((BLOCK_M, BLOCK_K), WIDE)
@@ -310,3 +367,54 @@ def _restore(
                 total += values[c] * MATRIX[c * S + a]
         at = row.to(tl.int64) * (S * k_out) + a * k_out
         tl.store(out + at[:, None] + k[None, :], total.to(out.dtype.element_ty), mask=kept)
+
+
+@triton.jit
+def _exact_product(x, halves, out, m, n, fours, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+    length = fours * 4
+    tiles, which = tl.cdiv(n, BLOCK_N), tl.program_id(1).to(tl.int64)
+    row = tl.program_id(0) // tiles * BLOCK_M + tl.arange(0, BLOCK_M)
+    column = tl.program_id(0) % tiles * BLOCK_N + tl.arange(0, BLOCK_N)
+    at = tl.arange(0, BLOCK_K)
+    from_x = x + which * m * length + row.to(tl.int64)[:, None] * length + at[None, :]
+    from_w = halves + which * n * length + column.to(tl.int64)[None, :] * length + at[:, None]
+    other = tl.num_programs(1).to(tl.int64) * n * length  # from a number's first half to its second
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for start in range(0, length, BLOCK_K):
+        inside = start + at < length
+        a = tl.load(from_x, mask=(row < m)[:, None] & inside[None, :], other=0.0)
+        high = tl.load(from_w, mask=inside[:, None] & (column < n)[None, :], other=0.0)
+        low = tl.load(from_w + other, mask=inside[:, None] & (column < n)[None, :], other=0.0)
+        a_high = ((a.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+        part = tl.dot(a - a_high, high, input_precision="tf32")
+        part = tl.dot(a_high, low, part, input_precision="tf32")
+        total += tl.dot(a_high, high, part, input_precision="tf32")
+        from_x += BLOCK_K
+        from_w += BLOCK_K
+    to = out + which * m * n + row.to(tl.int64)[:, None] * n + column[None, :]
+    tl.store(to, total, mask=(row < m)[:, None] & (column < n)[None, :])
+
+
+@triton.jit
+def _products(
+    x, y, sums, points, m_units, n_units, each, number,
+    UNIT: tl.constexpr, HOW: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    m, n = m_units * UNIT, n_units * UNIT
+    tiles, which, part = tl.cdiv(n, BLOCK_N), tl.program_id(1).to(tl.int64), tl.program_id(2)
+    row = tl.program_id(0) // tiles * BLOCK_M + tl.arange(0, BLOCK_M)
+    column = tl.program_id(0) % tiles * BLOCK_N + tl.arange(0, BLOCK_N)
+    first, last = part * each, tl.minimum(part * each + each, points)
+    at = first + tl.arange(0, BLOCK_K)
+    from_x = x + which * points * m + at.to(tl.int64)[None, :] * m + row[:, None]
+    from_y = y + which * points * n + at.to(tl.int64)[:, None] * n + column[None, :]
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for start in range(first, last, BLOCK_K):
+        inside = start + tl.arange(0, BLOCK_K) < last
+        a = tl.load(from_x, mask=(row < m)[:, None] & inside[None, :], other=0.0)
+        b = tl.load(from_y, mask=inside[:, None] & (column < n)[None, :], other=0.0)
+        total = tl.dot(a, b, total, input_precision=HOW)
+        from_x += BLOCK_K * m
+        from_y += BLOCK_K * n
+    to = sums + (part * number + which) * m * n + row.to(tl.int64)[:, None] * n + column[None, :]
+    tl.store(to, total, mask=(row < m)[:, None] & (column < n)[None, :])
