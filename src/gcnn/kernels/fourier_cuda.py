@@ -269,7 +269,7 @@ def halved(w: Tensor) -> Tensor:
 
 
 def exact_product(x: Tensor, halves: Tensor, out: Tensor) -> None:
-    """out = x w^T for (n, M, L) and the halves of (n, N, L), in float32."""
+    """Out = x w^T for (n, M, L) and the halves of (n, N, L), in float32."""
     (number, m, depth), n = x.shape, halves.shape[2]
     block_n = min(128, max(16, triton.next_power_of_2(n)))
     grid = (triton.cdiv(m, 128) * triton.cdiv(n, block_n), number)
@@ -277,7 +277,7 @@ def exact_product(x: Tensor, halves: Tensor, out: Tensor) -> None:
 
 
 def add_product(total: Tensor, x: Tensor, y: Tensor) -> None:
-    """total += x^T y for (n, B, M) and (n, B, N), always in the same order.
+    """Total += x^T y for (n, B, M) and (n, B, N), always in the same order.
 
     cuBLAS leaves most of a GPU idle if M and N are small: then the B points are divided among programs, whose sums are added.
     """
