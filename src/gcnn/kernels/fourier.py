@@ -67,12 +67,12 @@ def make_plan(group: Group, kernel_size: tuple[int, ...]) -> Plan:
     return found
 
 
-# of a GPU, in 1e12 multiplications and additions a second: planar convolutions, the gradient of their filters, our products
+# of a GPU, in 1e12 multiplications and additions a second, for maps and for the gradient of filters: planar convolutions, ours
 RATES = {
-    "float64": (25.0, 25.0, 25.0),
-    "float32": (44.0, 150.0, 42.0),
-    "tf32": (390.0, 200.0, 200.0),
-    "half": (780.0, 700.0, 320.0),
+    "float64": ((25.0, 25.0), (25.0, 25.0)),
+    "float32": ((44.0, 85.0), (150.0, 50.0)),
+    "tf32": ((400.0, 320.0), (190.0, 150.0)),
+    "half": ((720.0, 600.0), (700.0, 500.0)),
 }
 
 
@@ -80,19 +80,24 @@ def pays_on_cuda(group: Group, dtype: torch.dtype, k_in: int, k_out: int, taps: 
     """Whether the Fourier algorithm is the faster one on a GPU, for the map or for the gradient of the filters.
 
     A model of the two, in the proportions of an H200: arithmetic at measured rates; besides, every number of the patches is
-    written and read, every number of the result moved twice, at 2.7e12 bytes a second, and launching takes 0.15 ms.
+    written and read and every number of the result moved twice, at 4.5e12 bytes a second, and launching takes 0.1 ms.
     """
     if group.order > LARGEST or _triton() is None:
         return False
     size = torch.finfo(dtype).bits // 8
     kind = "half" if size == 2 else "float64" if size == 8 else "tf32" if allows_tf32() else "float32"
-    planar, planar_gradient, products = RATES[kind]
+    planar, ours = RATES[kind][gradient]
+    if group.order * math.gcd(k_in, k_out) % 64:  # the tiles of cuDNN's kernels are not filled
+        planar *= 0.4 if kind == "float32" and gradient else 0.62
+    if kind == "float32" and gradient and (group.dim != 2 or taps == 1):  # the others have Winograd's saving
+        planar = 32.0
+    if kind == "float32" and not gradient and group.order**2 < 4 * multiplications(group):
+        planar = 107.0
+    if gradient and kind in ("tf32", "half"):  # cuBLAS cannot divide a small result among many
+        ours *= min(1.0, taps * k_in * k_out / 1e5)
     work = 2e-12 * points * taps * k_in * k_out
     moved = 2e-12 * points * group.order * size * (taps * k_in + 2 * k_out)
-    fourier = work * multiplications(group) / products + moved / 4.5 + 1.5e-4
-    if kind == "float32" and group.order**2 < 4 * multiplications(group):  # cuDNN's Winograd kernels save as much
-        return False
-    return fourier * 1.05 < work * group.order**2 / (planar_gradient if gradient else planar)
+    return 1.05 * (work * multiplications(group) / ours + moved / 4.5 + 1e-4) < work * group.order**2 / planar
 
 
 def pays(group: Group, k_in: int, k_out: int, taps: int, points: int) -> bool:

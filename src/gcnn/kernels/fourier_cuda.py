@@ -184,7 +184,7 @@ def correlate(group: Group, planes: Tensor, weight: Tensor, *geometry: tuple[int
     filled = filled_up(k_out, planes)
     product = planes.new_empty(s * patches.block * filled)
     block_m, block_k = tile(s, k_out)
-    exact = planes.dtype == torch.float32 and not allows_tf32()
+    exact = exact_by_halves(planes)
     halves = [halved(w) if exact else w for w in filters]
     with matmul_precision(allows_tf32()):
         for start, stop in patches.blocks():
@@ -262,6 +262,18 @@ def filled_up(channels: int, like: Tensor) -> int:
     return -(-channels // unit) * unit
 
 
+def exact_by_halves(x: Tensor) -> bool:
+    """Whether products of such numbers are to be exact in float32, on a GPU whose tensor cores and shared memory suffice."""
+    return x.dtype == torch.float32 and not allows_tf32() and _large(x.device)
+
+
+@lru_cache(maxsize=16)
+def _large(device: torch.device) -> bool:
+    if device.type != "cuda":
+        return True  # Triton's interpreter
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) in ((8, 0), (9, 0), (10, 0))
+
+
 def halved(w: Tensor) -> Tensor:
     """(2, *w.shape): float32 numbers rounded to TF32, and what is left of them."""
     high = ((w.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
@@ -277,25 +289,25 @@ def exact_product(x: Tensor, halves: Tensor, out: Tensor) -> None:
 
 
 def add_product(total: Tensor, x: Tensor, y: Tensor) -> None:
-    """Total += x^T y for (n, B, M) and (n, B, N), always in the same order.
+    """Adds x^T y to the total, for (n, B, M) and (n, B, N), always in the same order.
 
-    cuBLAS leaves most of a GPU idle if M and N are small: then the B points are divided among programs, whose sums are added.
+    In exact float32 cuBLAS leaves most of a GPU idle if M and N are small: then the B points are divided among programs, whose
+    sums are added.
     """
     (number, points, m), n = x.shape, y.shape[2]
-    tiles = triton.cdiv(m, 128) * triton.cdiv(n, 64) * number
-    if x.dtype == torch.float64:
-        total.baddbmm_(x.mT, y)
-    elif tiles > 132:
-        total += torch.bmm(x.mT, y)
-    else:
-        parts = min(32, 528 // tiles)
-        each = triton.cdiv(triton.cdiv(points, parts), 32) * 32
-        parts, unit = triton.cdiv(points, each), 16 // x.element_size()
-        sums = total.new_empty(parts, *total.shape)
-        how = "tf32" if allows_tf32() else "tf32x3"
-        grid = (triton.cdiv(m, 128) * triton.cdiv(n, 64), number, parts)
-        _products[grid](x, y, sums, points, m // unit, n // unit, each, number, unit, how, 128, 64, 32, num_warps=4, num_stages=3)
-        total += sums.sum(0)
+    block_n = 64 if n > 32 else 32
+    tiles = triton.cdiv(m, 128) * triton.cdiv(n, block_n)
+    if tiles * number > 132 or not exact_by_halves(x):
+        if total.dtype == x.dtype:
+            total.baddbmm_(x.mT, y)
+        else:
+            total += torch.bmm(x.mT, y)
+        return
+    each = triton.cdiv(triton.cdiv(points, min(32, 528 // (tiles * number))), 32) * 32
+    sums = total.new_empty(triton.cdiv(points, each), *total.shape)
+    grid = (tiles, number, len(sums))
+    _exact_products[grid](x, y, sums, points, m // 4, n // 4, each, 128, block_n, 32, num_warps=4, num_stages=3)
+    total += sums.sum(0)
 
 
 def tile(order: int, channels: int) -> tuple[int, int]:
@@ -396,11 +408,10 @@ def _exact_product(x, halves, out, m, n, fours, BLOCK_M: tl.constexpr, BLOCK_N: 
 
 
 @triton.jit
-def _products(
-    x, y, sums, points, m_units, n_units, each, number,
-    UNIT: tl.constexpr, HOW: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+def _exact_products(
+    x, y, sums, points, m_fours, n_fours, each, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr
 ):  # fmt: skip
-    m, n = m_units * UNIT, n_units * UNIT
+    m, n = m_fours * 4, n_fours * 4
     tiles, which, part = tl.cdiv(n, BLOCK_N), tl.program_id(1).to(tl.int64), tl.program_id(2)
     row = tl.program_id(0) // tiles * BLOCK_M + tl.arange(0, BLOCK_M)
     column = tl.program_id(0) % tiles * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -413,8 +424,8 @@ def _products(
         inside = start + tl.arange(0, BLOCK_K) < last
         a = tl.load(from_x, mask=(row < m)[:, None] & inside[None, :], other=0.0)
         b = tl.load(from_y, mask=inside[:, None] & (column < n)[None, :], other=0.0)
-        total = tl.dot(a, b, total, input_precision=HOW)
+        total = tl.dot(a, b, total, input_precision="tf32x3")
         from_x += BLOCK_K * m
         from_y += BLOCK_K * n
-    to = sums + (part * number + which) * m * n + row.to(tl.int64)[:, None] * n + column[None, :]
+    to = sums + (part * tl.num_programs(1) + which) * m * n + row.to(tl.int64)[:, None] * n + column[None, :]
     tl.store(to, total, mask=(row < m)[:, None] & (column < n)[None, :])
