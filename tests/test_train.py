@@ -92,24 +92,18 @@ def test_resuming_continues_bit_for_bit(settings: dict[str, Any], small: Dataset
     assert [r["train_loss"] for r in unbroken.history] == [r["train_loss"] for r in resumed.history]
 
 
-@pytest.mark.parametrize("validation", [0, 50])
-def test_the_best_weights_are_kept_beside_the_last(
-    small: Dataset, tmp_path: Path, validation: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_best_weights_are_kept_beside_the_last(small: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A last epoch that jumps away: the run ends with the weights of its lowest loss, and goes on from those of its last."""
     monkeypatch.setattr(Config, "rate", lambda self, epochs: 0.01 if epochs < 3 else 1.0)
-    config = dataclasses.replace(TINY, epochs=4, keep="best", validation=validation, reestimate="no")
+    config = dataclasses.replace(TINY, epochs=4, keep="best", validation=50, reestimate="no")
     plain = train(dataclasses.replace(config, keep="last"), tmp_path / "last", progress=False, data=small)
     run = train(config, tmp_path / "best", progress=False, data=small)
-    which = "test_loss" if validation else "train_loss"
-    best = min(plain.history, key=lambda row: row[which])
+    best = min(plain.history, key=lambda row: row["test_loss"])
     assert best["epoch"] < 4
     for found in (run, load_run(tmp_path / "best")):
         assert found.tested["epoch"] == best["epoch"]
         assert found.tested["test_error"] == best["test_error"]
-        tested = evaluate(
-            found.model, found.inputs((small.hold_out(validation) if validation else small).test, torch.device("cpu"))
-        )
+        tested = evaluate(found.model, found.inputs(small.hold_out(50).test, torch.device("cpu")))
         assert tested["error"] == best["test_error"] != plain.history[-1]["test_error"]
     assert [r["train_loss"] for r in run.history] == [r["train_loss"] for r in plain.history]
     longer = [
@@ -369,6 +363,7 @@ def test_runs_on_whitened_images_take_no_plain_ones(small: Dataset) -> None:
         ({"epochs": "3"}, "epochs must be of type int, got '3'"),
         ({"amp": "false"}, "amp must be of type bool, got 'false'"),
         ({"epochs": 2.5}, "epochs must be of type int, got 2.5"),
+        ({"keep": "best"}, "keep best takes images to choose by: hold some out with validation"),
         ({"reestimate": "maybe"}, "reestimate must be one of eval, train, no, got 'maybe'"),
         ({"dropout": 1.0}, "dropout must be below 1, got 1.0"),
         ({"widths": 3}, "widths must be of type tuple, got 3"),

@@ -68,8 +68,7 @@ class Config:
     test_every: int = 1
     """Test after every n-th epoch, and after the last."""
     keep: Literal["last", "best"] = "last"
-    """The weights that a run ends with: those of the last epoch, or of the epoch with the lowest loss, on the held-out images if
-    there are any and else on the training images; a constant learning rate jumps now and then."""
+    """The weights that a run ends with: those of the last epoch, or those with the lowest loss on the held-out images."""
     test_turns: int = 1
     """Test with the mean answer to each image turned by 0, 1, ... n - 1 n-ths of a quarter turn."""
     seed: int = 0
@@ -112,6 +111,8 @@ class Config:
             value, allowed = getattr(self, name), get_args(get_type_hints(type(self))[name])
             if value not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(a or 'empty' for a in allowed)}, got {value!r}")
+        if self.keep == "best" and not self.validation:
+            raise ValueError("keep best takes images to choose by: hold some out with validation, 2000 for example")
         if self.shift < 0:
             raise ValueError(f"shift must be a number of pixels, at least 0, got {self.shift}")
         if not 0 <= self.warmup < self.epochs:

@@ -398,8 +398,7 @@ def train(
             meta["epoch"] = epoch
             meta["history"] = [*meta["history"], row]
             if config.keep == "best":
-                which = "test_loss" if config.validation else "train_loss"
-                best = min((r for r in meta["history"] if which in r), key=lambda r: r[which], default=row)
+                best = min((r for r in meta["history"] if "test_loss" in r), key=lambda r: r["test_loss"], default=row)
                 if best is row:
                     meta["kept"], kept = {"epoch": epoch}, _copied(model)
                 if epoch == config.epochs:
