@@ -23,7 +23,7 @@ from gcnn.kernels import planar
 from gcnn.kernels.expand import expand_filters
 from gcnn.kernels.fourier import fourier_gcorr, pays, pays_on_cuda
 from gcnn.lattice import check_domain, kept_domain, mask_outside
-from gcnn.layout import as_tensor, autocasts, fast_form, from_planes, plain, spread, to_planes, traced
+from gcnn.layout import as_tensor, autocasts, fast_form, filter_dtype, from_planes, plain, spread, to_planes, traced
 from gcnn.pooling import adaptive_avg_pool, avg_pool, coset_pool, max_pool, pool, restrict, subsample, upsample
 
 Algorithm = Literal["auto", "planar", "fourier"]
@@ -235,23 +235,23 @@ def correlate(
     """
     check_algorithm(algorithm)
     steps, spread_by = as_tuple(group, stride, "stride"), as_tuple(group, dilation, "dilation")
-    regular = x.ndim == group.dim + 3 and x.shape[2] == group.order
-    form = fast_form(group.dim, x, weight)
     algorithm = choose(group, x, weight, algorithm, groups, steps)
+    channels_last, dtype = fast_form(group.dim, x, weight)
     if autocasts(x.device.type):
-        x, bias = x.to(form[1]), None if bias is None else bias.to(form[1])
+        x, bias = x.to(dtype), None if bias is None else bias.to(dtype)
     if algorithm == "planar":
         checked = _check_tables(group, weight, kernel_size, stabilizer, tables)
         pads = whole_padding(group, kernel_size, steps, padding, spread_by)
-        geometry = (steps, pads, spread_by, groups)
-        rest = (weight, bias, checked, kernel_size, geometry, *form)
+        plan = planar.Plan(checked, kernel_size, steps, pads, spread_by, groups, channels_last, dtype)
         if group.fills_box:
-            return (planar.by_parts if traced() else planar.correlate)(x, *rest)
-        domains = _domains(group, x, kernel_size, geometry)
+            return (planar.by_parts if traced() else planar.correlate)(x, weight, bias, plan)
+        domains = _domains(group, x, plan)
         if domains is not None:
-            return planar.correlate(x, *rest, domains)
-        return mask_outside(group, planar.by_parts(mask_outside(group, x), *rest))
-    if not regular:  # a function on cosets is one on the group that is constant on each of them
+            return planar.correlate(x, weight, bias, plan, domains)
+        return mask_outside(group, planar.by_parts(mask_outside(group, x), weight, bias, plan))
+    if (
+        x.ndim != group.dim + 3 or x.shape[2] != group.order
+    ):  # a function on cosets is one on the group that is constant on each of them
         within = group.check_subgroup(stabilizer)
         labels = as_tensor(np.array(group.cosets(within)), x.device)
         x = (x if x.ndim == group.dim + 3 else x.unsqueeze(2)).index_select(2, labels)
@@ -266,10 +266,10 @@ def correlate(
     return mask_outside(group, y)
 
 
-def _domains(group: Group, x: Tensor, kernel_size: tuple[int, ...], geometry: planar.Geometry) -> planar.Domains | None:
+def _domains(group: Group, x: Tensor, plan: planar.Plan) -> planar.Domains | None:
     """The domains of a map on a hexagonal lattice and of what its correlation will be; None where they cannot be kept."""
-    space, spans = x.shape[-group.dim :], [d * (n - 1) + 1 for n, d in zip(kernel_size, geometry[2], strict=True)]
-    size = [(n + 2 * p - span) // s + 1 for n, p, span, s in zip(space, geometry[1], spans, geometry[0], strict=True)]
+    space, spans = x.shape[-group.dim :], [d * (n - 1) + 1 for n, d in zip(plan.kernel_size, plan.dilation, strict=True)]
+    size = [(n + 2 * p - span) // s + 1 for n, p, span, s in zip(space, plan.padding, spans, plan.stride, strict=True)]
     before = kept_domain(group, space, x)
     after = kept_domain(group, size, x) if min(size) > 0 else None
     return None if before is None or after is None else (before, after)
@@ -279,18 +279,19 @@ def choose(
     group: Group, x: Tensor, weight: Tensor, algorithm: Algorithm, groups: int = 1, stride: tuple[int, ...] = (1,)
 ) -> Algorithm:
     """The algorithm to take: the faster one for "auto"; "planar" for whatever traces or transforms functions."""
-    if algorithm == "planar" or traced() or not x.numel() or (autocasts(x.device.type) and not x.is_cuda):
+    if algorithm == "planar" or traced() or not x.numel() or (not x.is_cuda and autocasts(x.device.type)):
         return "planar"
     if algorithm == "fourier":
         return algorithm
-    if x.ndim != group.dim + 3 or x.shape[2] != group.order or groups > 1 or max(stride) > 1:
+    shape, order = x.shape, group.order
+    if len(shape) != group.dim + 3 or shape[2] != order or groups > 1 or max(stride) > 1:
         return "planar"
-    sizes = (weight.shape[1], weight.shape[0], weight.shape[2] // group.order, x.shape[0] * math.prod(x.shape[-group.dim :]))
+    k_out, k_in, stored = weight.shape
+    sizes = (k_in, k_out, stored // order, x.numel() // (shape[1] * order))
     if x.is_cuda:
-        faster = plain(x) and pays_on_cuda(group, fast_form(group.dim, x, weight)[1], *sizes)
+        faster = plain(x) and pays_on_cuda(group, filter_dtype("cuda", weight.dtype), *sizes)
     else:
-        exact = x.dtype == weight.dtype in (torch.float32, torch.float64)
-        faster = x.device.type == "cpu" and exact and pays(group, *sizes)
+        faster = x.is_cpu and x.dtype == weight.dtype in (torch.float32, torch.float64) and pays(group, *sizes)
     return "fourier" if faster else "planar"
 
 

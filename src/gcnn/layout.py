@@ -35,7 +35,9 @@ def spread(numbers: Tensor | None, elements: int, groups: int = 1) -> Tensor | N
     """One number a G-feature map, repeated for each of its planes: (K,) to (S K,)."""
     if numbers is None or elements == 1:
         return numbers
-    return numbers.view(groups, 1, -1).expand(-1, elements, -1).reshape(-1)  # repeat would take four times as long
+    if groups == 1:
+        return numbers.expand(elements, -1).flatten()  # repeat would take four times as long
+    return numbers.view(groups, 1, -1).expand(-1, elements, -1).flatten()
 
 
 def as_tensor(array: Any, device: torch.device) -> Tensor:
@@ -68,14 +70,18 @@ def autocasts(kind: str) -> bool:
 
 def fast_form(dim: int, x: Tensor, weight: Tensor) -> tuple[bool, torch.dtype]:
     """How planar convolutions of `x` are fastest: whether with channels last, and in which dtype autocast wants the filters."""
-    kind, dtype = x.device.type, weight.dtype
-    if autocasts(kind) and dtype != torch.float64:
-        dtype = torch.get_autocast_dtype(kind)
+    kind = x.device.type
+    dtype = filter_dtype(kind, weight.dtype)
     if dim == 1 or kind not in ("cpu", "cuda"):
         return False, dtype
     if kind == "cuda" and dtype in (torch.float32, torch.float64) and not (traced() or allows_tf32()):
         return _channels_last(x), dtype  # exact convolutions are about as fast either way: no copies, then
     return True, dtype
+
+
+def filter_dtype(kind: str, dtype: torch.dtype) -> torch.dtype:
+    """The dtype of filters stored in `dtype` in a convolution on this kind of device: autocast may want another."""
+    return torch.get_autocast_dtype(kind) if dtype != torch.float64 and autocasts(kind) else dtype
 
 
 def allows_tf32() -> bool:

@@ -112,7 +112,7 @@ def _collect(
     (s, q), k_out = inverse.shape, bank.shape[0] // inverse.shape[0]
     k_in = bank.shape[1] * cells // table.shape[1]
     index = rows_of(table, inverse, k_out, groups)[1] if index is None else index
-    copies = bank.transpose(1, 2).reshape(-1, k_in).index_select(0, index).view(s, k_out, q, k_in)
+    copies = bank.movedim(1, -1).reshape(-1, k_in).index_select(0, index).view(s, k_out, q, k_in)
     wide = torch.promote_types(dtype, torch.float32)
     return copies.sum(0, dtype=wide).to(dtype).transpose(1, 2)  # (K_out, K_in, Q)
 
@@ -134,7 +134,7 @@ def expand(*arguments: Any) -> Tensor:
 
 
 def collect(*arguments: Any) -> Tensor:
-    """gcnn::collect in the same way."""
+    """gcnn::collect in the same way; the cells of the bank may be laid out in space."""
     if arguments[0].is_cuda and plain(arguments[0]) and _triton() is not None:
         return cast("Tensor", _triton().collect(*arguments[:-1]))
     return _collect(*arguments)

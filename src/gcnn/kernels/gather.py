@@ -20,13 +20,12 @@ def expand(
     rows = weight.transpose(1, 2).contiguous() if large else weight.contiguous()  # runs of K_in numbers, if there are many
     steps = (k_in, 1) if large else (1, q)  # from one stored number, and from one channel, to the next
     (s, places), width = table.shape, table.shape[1] * k_in
-    bank = torch.empty(s * k_out, width, dtype=dtype, device=weight.device)
+    shape = (s * k_out, cells, width // cells) if channels_last else (s * k_out, width // cells, cells)
+    bank = torch.empty(shape, dtype=dtype, device=weight.device)
     grid = (s * k_out, triton.cdiv(width, BLOCK))
     if bank.numel():
         _expand[grid](rows, table, bank, k_out // groups, k_in, q, *steps, s, places, cells, width, channels_last, BLOCK)
-    if channels_last:
-        return bank.view(s * k_out, cells, -1).transpose(1, 2)
-    return bank.view(s * k_out, -1, cells)
+    return bank.transpose(1, 2) if channels_last else bank
 
 
 def collect(
@@ -34,7 +33,7 @@ def collect(
 ) -> Tensor:
     """The sum over the S copies of every number, (K_out, K_in, Q), always in the same order."""
     (s, q), places = inverse.shape, table.shape[1]
-    bank = bank.transpose(1, 2).contiguous() if channels_last else bank.contiguous()
+    bank = bank.movedim(1, -1).contiguous() if channels_last else bank.contiguous()
     k_out, k_in = bank.shape[0] // s, bank.numel() // (bank.shape[0] * places)
     weight = torch.empty(k_out, k_in, q, dtype=dtype, device=bank.device)
     width = places * k_in
