@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gcnn.layout import from_planes, to_planes
+from gcnn.layout import from_planes, spread, to_planes
 
 Running = tuple[Tensor, Tensor]
 
@@ -32,26 +32,17 @@ def tied_batch_norm(
 
     The running mean and variance (K,), if given, move towards those by `rate`. Differentiable twice, but not by torch.func.
     """
-    last = planes.movedim(1, -1).is_contiguous() or not planes.is_contiguous()
+    last = not planes.is_contiguous() or planes.movedim(1, -1).is_contiguous()
     dense = _dense(planes, last)  # slices of maps have gaps, which torch's sums would not notice
-    if planes.is_cuda:
-        at_once = running if isinstance(rate, float) else None
-        y, mean, var = _CudaTiedNorm.apply(dense, elements, weight, bias, eps, last, at_once, rate)
-    else:
-        at_once = None
-        y, mean, var = _TiedNorm.apply(dense, elements, weight, bias, eps, last)
-    if running is not None and at_once is None:
-        count = planes.numel() // mean.numel()
-        follow(running, mean, var * (count / (count - 1)), rate)
-    found: Tensor = y
-    return found
+    norm = _CudaTiedNorm if planes.is_cuda else _TiedNorm
+    y: Tensor = norm.apply(dense, weight, bias, (elements, eps, last), running, rate)
+    return y
 
 
 def follow(running: Running, mean: Tensor, unbiased: Tensor, rate: float | Tensor) -> None:
-    """Moves running statistics towards those of a batch."""
-    with torch.no_grad():
-        for number, seen in zip(running, (mean, unbiased), strict=True):
-            number.lerp_(seen.detach().to(number.dtype), rate)
+    """Moves running statistics towards those of a batch; to be called where no gradient is recorded."""
+    for number, seen in zip(running, (mean, unbiased), strict=True):
+        number.lerp_(seen.to(number.dtype), rate)
 
 
 def has_fast_norm(device: torch.device) -> bool:
@@ -71,34 +62,40 @@ def _triton() -> Any:
 class _TiedNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, elements: int, weight: Tensor | None, bias: Tensor | None, eps: float, last: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        rest: tuple[int, float, bool],
+        running: Running | None,
+        rate: float | Tensor,
+    ) -> Tensor:
+        elements, eps, last = rest
         rows, k = _rows(x, last), x.shape[1] // elements
         stats: Any = torch.batch_norm_update_stats
-        running: Any = (None, None)
+        sums: Any = (None, None)
         if x.dtype in (torch.float16, torch.bfloat16):  # torch takes the dtype of its sums from these
-            running = torch.zeros(2, rows.shape[1], device=x.device)
-        means, variances = stats(rows, *running, 0.0)
+            sums = torch.zeros(2, rows.shape[1], device=x.device)
+        means, variances = stats(rows, *sums, 0.0)
         between, mean = torch.var_mean(means.view(-1, k), 0, correction=0)  # (S K or W S K,) to (K,)
         var = variances.view(-1, k).mean(0).add_(between)
-        scale = torch.ones_like(mean) if weight is None else weight
-        numbers = torch.stack([mean, var, scale, torch.zeros_like(mean) if bias is None else bias])
-        planar = numbers.repeat(1, elements)
-        y = F.batch_norm(x, planar[0], planar[1], planar[2], planar[3], eps=eps)
+        if running is not None:
+            count = x.numel() // k
+            follow(running, mean, var * (count / (count - 1)), rate)
         ctx.save_for_backward(x, weight, mean, var)
-        ctx.rest = elements, eps, bias is not None, last
-        ctx.mark_non_differentiable(mean, var)
-        return y, mean, var
+        ctx.rest = rest, bias is not None
+        scale, move = (None if n is None else spread(n.to(mean.dtype), elements) for n in (weight, bias))
+        return F.batch_norm(x, spread(mean, elements), spread(var, elements), scale, move, eps=eps)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, var = ctx.saved_tensors
-        elements, eps, has_bias, last = ctx.rest
+        (elements, eps, last), has_bias = ctx.rest
         if torch.is_grad_enabled():  # asked for a graph of the gradient: plain operations have one
             dx, slope, total = _gradient(grads[0], x, elements, weight, eps)
         else:
             dx, slope, total = _fast_gradient(_dense(grads[0], last), x, elements, weight, mean, var, eps, last)
-        return dx, None, slope if weight is not None else None, total if has_bias else None, None, None
+        return dx, slope if weight is not None else None, total if has_bias else None, None, None, None
 
 
 class _CudaTiedNorm(torch.autograd.Function):
@@ -108,42 +105,45 @@ class _CudaTiedNorm(torch.autograd.Function):
     def forward(
         ctx: Any,
         x: Tensor,
-        elements: int,
         weight: Tensor | None,
         bias: Tensor | None,
-        eps: float,
-        last: bool,
+        rest: tuple[int, float, bool],
         running: Running | None,
-        rate: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        rate: float | Tensor,
+    ) -> Tensor:
+        elements, eps, last = rest
         rows, k = _matrix(x, last), x.shape[1] // elements
         torch_: Any = torch  # these functions have no types
         means, variances = torch_.batch_norm_update_stats(rows, None, None, 0.0)
         points = x.numel() // x.shape[1]
-        planar, tied = _triton().pool_statistics(means, variances, k, points, weight, bias, eps, running, rate)
+        at_once = (running, rate) if isinstance(rate, float) else (None, 0.0)  # a constant of the kernel
+        planar, tied = _triton().pool_statistics(means, variances, k, points, weight, bias, eps, *at_once)
+        if running is not None and at_once[0] is None:
+            count = points * elements
+            follow(running, tied[0], tied[1] * (count / (count - 1)), rate)
+        mean, inverse, scale, move = planar.unbind()
         y = torch.empty_like(x)  # whole, not a view: what a Function returns may be changed in place
-        torch_.batch_norm_elemt(rows, planar[2], planar[3], planar[0], planar[1], eps, out=_matrix(y, last))
+        torch_.batch_norm_elemt(rows, scale, move, mean, inverse, eps, out=_matrix(y, last))
         ctx.save_for_backward(x, weight, planar)
-        ctx.rest = elements, eps, bias is not None, last
-        mean, var = tied.unbind()
-        ctx.mark_non_differentiable(mean, var)
-        return y, mean, var
+        ctx.rest = rest, bias is not None
+        return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, planar = ctx.saved_tensors
-        elements, eps, has_bias, last = ctx.rest
+        (elements, eps, last), has_bias = ctx.rest
         if torch.is_grad_enabled():
             dx, slope, total = _gradient(grads[0], x, elements, weight, eps)
         else:
             rows, drows = _matrix(x, last), _matrix(_dense(grads[0], last), last)
             torch_: Any = torch
-            sums = torch_.batch_norm_backward_reduce(drows, rows, planar[0], planar[1], planar[2], True, True, True)
+            numbers = planar.unbind()[:3]  # mean, 1 / standard deviation, scale
+            sums = torch_.batch_norm_backward_reduce(drows, rows, *numbers, True, True, True)
             points, k = x.numel() // x.shape[1], x.shape[1] // elements
-            tied, numbers, count = _triton().pool_gradients(sums, k, points)
-            dx = torch_.batch_norm_backward_elemt(drows, rows, planar[0], planar[1], planar[2], tied[0], tied[1], count)
-            dx, (slope, total) = _unmatrix(dx, x, last), numbers.unbind()
-        return dx, None, slope if weight is not None else None, total if has_bias else None, None, None, None, None
+            tied, found, count = _triton().pool_gradients(sums, k, points)
+            dx = torch_.batch_norm_backward_elemt(drows, rows, *numbers, *tied.unbind(), count)
+            dx, (slope, total) = _unmatrix(dx, x, last), found.unbind()
+        return dx, slope if weight is not None else None, total if has_bias else None, None, None, None
 
 
 class Inside(torch.autograd.Function):
@@ -194,16 +194,17 @@ def _fast_gradient(
     """The gradients of x, weight and bias in two passes over the planes."""
     rows, drows = _rows(x, last), _rows(dy, last)
     k = mean.numel()
-    means, variances, ones = torch.stack([mean, var, torch.ones_like(mean)]).repeat(1, rows.shape[1] // k)
+    means, variances = (spread(n, rows.shape[1] // k) for n in (mean, var))
     _, slopes, totals = torch.ops.aten.native_batch_norm_backward(
-        drows, rows, ones, means, variances, None, None, False, eps, [False, True, True]
+        drows, rows, None, means, variances, None, None, False, eps, [False, True, True]
     )
-    slope, total = torch.stack([slopes, totals]).view(2, -1, k).sum(1)  # (K,): of dy x^, of dy
+    slope, total = (n.view(-1, k).sum(0) for n in (slopes, totals))  # (K,): of dy x^, of dy
     inverse = (var + eps).rsqrt()
     scale = inverse if weight is None else inverse * weight
-    tilt = scale * inverse * slope / -(x.numel() // k)
-    shift = scale * total / -(x.numel() // k) - tilt * mean
-    a, b, c = torch.stack([scale, tilt, shift]).repeat(1, elements).view(3, -1, *(1,) * (x.ndim - 2))
+    part = scale / -(x.numel() // k)
+    tilt = part * inverse * slope
+    planar = (n.expand(elements, -1).reshape(-1, *(1,) * (x.ndim - 2)) for n in (scale, tilt, part * total - tilt * mean))
+    a, b, c = planar  # dx = a dy + b x + c
     fine = torch.promote_types(x.dtype, torch.float32)
     dx = torch.addcmul(c, x.to(fine), b).addcmul_(dy.to(fine), a)
     return dx.to(x.dtype), slope, total
@@ -225,7 +226,10 @@ def _gradient(dy: Tensor, x: Tensor, elements: int, weight: Tensor | None, eps: 
 
 def _dense(planes: Tensor, last: bool) -> Tensor:
     """The planes without gaps in memory, with their channels last or first; themselves, if they are so already."""
-    return planes.movedim(1, -1).contiguous().movedim(-1, 1) if last else planes.contiguous()
+    if not last:
+        return planes.contiguous()
+    rows = planes.movedim(1, -1)
+    return planes if rows.is_contiguous() else rows.contiguous().movedim(-1, 1)
 
 
 def _rows(planes: Tensor, last: bool) -> Tensor:
@@ -233,4 +237,4 @@ def _rows(planes: Tensor, last: bool) -> Tensor:
     if not last:
         return planes
     rows = planes.movedim(1, -1).reshape(planes.shape[0], -1, planes.shape[-1] * planes.shape[1])  # (N, rows, W S K)
-    return rows.transpose(1, 2)[..., None]
+    return rows.transpose(1, 2).unsqueeze(-1)

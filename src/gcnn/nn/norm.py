@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -46,7 +47,7 @@ class GBatchNorm(nn.modules.batchnorm._BatchNorm):
         self.sync = False
 
     def _check_input_dim(self, x: Tensor) -> None:
-        _check_norm_input(f"GBatchNorm({self.group}, {self.num_features})", self.group, self.num_features, x)
+        _check_norm_input("GBatchNorm", self.group, self.num_features, x)
 
     def forward(self, x: Tensor) -> Tensor:
         """`x` normalised; in training mode by the statistics of this batch, which the running ones follow."""
@@ -98,12 +99,10 @@ class GBatchNorm(nn.modules.batchnorm._BatchNorm):
         """The running statistics that follow this batch, if any do, and the rate at which."""
         if not (self.training and self.track_running_stats):
             return None, 0.0
-        assert self.num_batches_tracked is not None
-        assert self.running_mean is not None
-        assert self.running_var is not None
-        self.num_batches_tracked.add_(1)
-        rate = float(self.momentum) if self.momentum is not None else 1 / self.num_batches_tracked.float()
-        return (self.running_mean, self.running_var), rate
+        seen: Any = self.num_batches_tracked
+        running: Any = (self.running_mean, self.running_var)
+        seen.add_(1)
+        return running, float(self.momentum) if self.momentum is not None else 1 / seen.float()
 
     def _normalise(self, x: Tensor, hexagonal: bool) -> Tensor:
         """By the statistics of the cells inside a hexagonal domain, or of several processes together."""
@@ -123,7 +122,8 @@ class GBatchNorm(nn.modules.batchnorm._BatchNorm):
         var = (_over_processes(squares) if self.sync else squares) / count
         running, rate = self._running()
         if running is not None:
-            follow(running, mean, var * (count / (count - 1).clamp(min=1)), rate)
+            with torch.no_grad():
+                follow(running, mean, var * (count / (count - 1).clamp(min=1)), rate)
         y = centred * (var + self.eps).rsqrt().reshape(channel)
         if self.affine:
             y = y * self.weight.reshape(channel) + self.bias.reshape(channel)
@@ -175,7 +175,7 @@ class GLayerNorm(GModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """`x` normalised at each place."""
-        _check_norm_input(f"GLayerNorm({self.group}, {self.num_channels})", self.group, self.num_channels, x)
+        _check_norm_input("GLayerNorm", self.group, self.num_channels, x)
         spatial = x.ndim != 3 or self.group.dim == 1
         fibre = (1,) if spatial and x.ndim == self.group.dim + 2 else (1, 2)
         fine = x.to(torch.promote_types(x.dtype, torch.float32))  # squares overflow in half precision
@@ -205,12 +205,13 @@ def _over_processes(x: Tensor) -> Tensor:
     return summed
 
 
-def _check_norm_input(label: str, group: Group, channels: int, x: Tensor) -> None:
+def _check_norm_input(layer: str, group: Group, channels: int, x: Tensor) -> None:
     image = x.ndim == group.dim + 2
     on_group = x.ndim == group.dim + 3 or (x.ndim == 3 and not image)
     elements = x.shape[2] if on_group else group.order
     if not (image or on_group) or x.shape[1] != channels or elements < 1 or group.order % elements:
         raise ValueError(
-            f"{label}: expected input {shape_text(group, channels)} or an image {shape_text(group, channels, None)}, "
-            f"got {tuple(x.shape)}; use x.unflatten(1, ({channels}, {group.order})) if these are planes"
+            f"{layer}({group}, {channels}): expected input {shape_text(group, channels)} or an image "
+            f"{shape_text(group, channels, None)}, got {tuple(x.shape)}; "
+            f"use x.unflatten(1, ({channels}, {group.order})) if these are planes"
         )
