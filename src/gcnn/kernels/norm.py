@@ -82,19 +82,19 @@ class _TiedNorm(torch.autograd.Function):
         if running is not None:
             count = x.numel() // k
             follow(running, mean, var * (count / (count - 1)), rate)
-        ctx.save_for_backward(x, weight, mean, var)
+        ctx.save_for_backward(x, rows, weight, mean, var)
         ctx.rest = rest, bias is not None
         scale, move = (None if n is None else spread(n.to(mean.dtype), elements) for n in (weight, bias))
         return F.batch_norm(x, spread(mean, elements), spread(var, elements), scale, move, eps=eps)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, mean, var = ctx.saved_tensors
+        x, rows, weight, mean, var = ctx.saved_tensors
         (elements, eps, last), has_bias = ctx.rest
         if torch.is_grad_enabled():  # asked for a graph of the gradient: plain operations have one
             dx, slope, total = _gradient(grads[0], x, elements, weight, eps)
         else:
-            dx, slope, total = _fast_gradient(_dense(grads[0], last), x, elements, weight, mean, var, eps, last)
+            dx, slope, total = _fast_gradient(_dense(grads[0], last), x, rows, elements, weight, mean, var, eps, last)
         return dx, slope if weight is not None else None, total if has_bias else None, None, None, None
 
 
@@ -124,18 +124,18 @@ class _CudaTiedNorm(torch.autograd.Function):
         mean, inverse, scale, move = planar.unbind()
         y = torch.empty_like(x)  # whole, not a view: what a Function returns may be changed in place
         torch_.batch_norm_elemt(rows, scale, move, mean, inverse, eps, out=_matrix(y, last))
-        ctx.save_for_backward(x, weight, planar)
+        ctx.save_for_backward(x, rows, weight, planar)
         ctx.rest = rest, bias is not None
         return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, planar = ctx.saved_tensors
+        x, rows, weight, planar = ctx.saved_tensors
         (elements, eps, last), has_bias = ctx.rest
         if torch.is_grad_enabled():
             dx, slope, total = _gradient(grads[0], x, elements, weight, eps)
         else:
-            rows, drows = _matrix(x, last), _matrix(_dense(grads[0], last), last)
+            drows = _matrix(_dense(grads[0], last), last)
             torch_: Any = torch
             numbers = planar.unbind()[:3]  # mean, 1 / standard deviation, scale
             sums = torch_.batch_norm_backward_reduce(drows, rows, *numbers, True, True, True)
@@ -189,14 +189,13 @@ def _unmatrix(rows: Tensor, like: Tensor, last: bool) -> Tensor:
 
 
 def _fast_gradient(
-    dy: Tensor, x: Tensor, elements: int, weight: Tensor | None, mean: Tensor, var: Tensor, eps: float, last: bool
+    dy: Tensor, x: Tensor, rows: Tensor, elements: int, weight: Tensor | None, mean: Tensor, var: Tensor, eps: float, last: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of x, weight and bias in two passes over the planes."""
-    rows, drows = _rows(x, last), _rows(dy, last)
     k = mean.numel()
     means, variances = (spread(n, rows.shape[1] // k) for n in (mean, var))
     _, slopes, totals = torch.ops.aten.native_batch_norm_backward(
-        drows, rows, None, means, variances, None, None, False, eps, [False, True, True]
+        _rows(dy, last), rows, None, means, variances, None, None, False, eps, [False, True, True]
     )
     slope, total = (n.view(-1, k).sum(0) for n in (slopes, totals))  # (K,): of dy x^, of dy
     inverse = (var + eps).rsqrt()
