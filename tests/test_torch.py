@@ -219,7 +219,7 @@ def test_meta_device(group: Group) -> None:
     skipped.load_state_dict(same.state_dict())
     y = feature_map(group).float()
     torch.testing.assert_close(skipped(y), same(y), rtol=0, atol=0)
-    assert torch.equal(skipped.table, same.table)
+    assert torch.equal(skipped.tables[0], same.tables[0])
     with torch.device("meta"):
         late = network(group).eval()
     late.load_state_dict(real.state_dict(), assign=True)  # the tables come with the weights
@@ -335,9 +335,9 @@ def test_weights_from_elsewhere_meet_tables_of_their_own() -> None:
     torch.testing.assert_close(late(x), normed(x), rtol=0, atol=0)
     pruned = LiftConv(p4, 3, 4, 3)
     prune.l1_unstructured(pruned, "weight", amount=0.5)
-    assert pruned.to("meta").table.is_meta
+    assert pruned.to("meta").tables[0].is_meta
     with pytest.raises(ValueError, match="transform_filter: the weight is on cpu, its tables are on meta"):
-        transform_filter(p4, conv.weight, (3, 3), range(4), (skeleton.table, skeleton.inverse))
+        transform_filter(p4, conv.weight, (3, 3), range(4), skeleton.tables[:2])
     assert len(pickle.dumps(conv)) < len(pickle.dumps(conv.state_dict())) + 4000
 
 

@@ -194,8 +194,8 @@ def _check_tables(
     """The tables of the filter transformation, looked up if they are not given, with an error unless they fit the weight."""
     if tables is None:
         found = index_table(group, tuple(kernel_size), group.check_subgroup(stabilizer))
-        tables = (as_tensor(found[0], weight.device), as_tensor(found[1], weight.device), None, None)
-    table, inverse = tables[:2]  # (S, S_in n^d), (S, S_in P)
+        tables = tuple(as_tensor(table, weight.device) for table in found)
+    table, inverse, *rows = tables  # (S, S_in n^d), (S, S_in P)
     if weight.ndim != 3 or weight.shape[2] != inverse.shape[1]:
         raise ValueError(
             f"transform_filter: {group.name} with kernel_size {tuple(kernel_size)} expects a weight "
@@ -203,7 +203,7 @@ def _check_tables(
         )
     if table.device != weight.device:  # a gather with an index on the meta device would return garbage
         raise ValueError(f"transform_filter: the weight is on {weight.device}, its tables are on {table.device}")
-    return table, inverse, *(tables[2:] or (None, None))
+    return tables if rows else (table, inverse, None, None)
 
 
 def correlate(

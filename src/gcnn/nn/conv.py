@@ -15,6 +15,7 @@ from gcnn.functional import Algorithm, check_algorithm, choose, correlate, plana
 from gcnn.groups import Group, Subgroup
 from gcnn.indices import index_table, support
 from gcnn.kernels.expand import rows_of
+from gcnn.kernels.planar import Tables
 from gcnn.layout import as_tensor, fast_form, spread
 from gcnn.nn.module import Device, GModule, check_group, checked_axes, naming
 from gcnn.pooling import on_planes
@@ -27,9 +28,7 @@ class _Filters(GModule):
     buffers as numbers (a moving average of all buffers, to_empty, Module.type) would silently spoil them.
     """
 
-    table: Tensor
-    inverse: Tensor
-    rows: tuple[Tensor, Tensor]
+    tables: Tables
     bias: Tensor | None
 
     def __init__(
@@ -71,16 +70,15 @@ class _Filters(GModule):
             bound = 1 / math.sqrt(self.weight.shape[1] * self.weight.shape[2])
             nn.init.uniform_(self.bias, -bound, bound)
 
-    def _tables_on(self, device: torch.device) -> tuple[Tensor, ...]:
+    def _tables_on(self, device: torch.device) -> Tables:
         table, inverse = (as_tensor(t, device) for t in index_table(self.group, self.kernel_size, self.stabilizer))
         return table, inverse, *rows_of(table, inverse, self.weight.shape[0], self.groups)
 
     def _place_tables(self) -> None:
         """Puts the index tables where the parameters are; self.weight may be computed from those (weight_norm, prune)."""
         device = next(self.parameters()).device
-        if getattr(self, "table", None) is None or self.table.device != device:
-            self.table, self.inverse, *rows = self._tables_on(device)
-            self.rows = (rows[0], rows[1])
+        if getattr(self, "tables", None) is None or self.tables[0].device != device:
+            self.tables = self._tables_on(device)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:  # .to(), .cuda(), .to_empty() ...
         super()._apply(fn, recurse)
@@ -92,7 +90,7 @@ class _Filters(GModule):
         self._place_tables()
 
     def __getstate__(self) -> dict[str, Any]:  # copies and pickles make their own tables
-        return {name: value for name, value in self.__dict__.items() if name not in ("table", "inverse", "rows")}
+        return {name: value for name, value in self.__dict__.items() if name != "tables"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -103,10 +101,10 @@ class _Filters(GModule):
         form = () if x is None else fast_form(self.group.dim, x, self.weight)
         return transform_filter(self.group, self.weight, self.kernel_size, self.stabilizer, self._tables(), self.groups, *form)
 
-    def _tables(self) -> tuple[Tensor, ...]:
+    def _tables(self) -> Tables:
         """The index tables where the present weight is; functional_call and replicas bring weights from elsewhere."""
         here: torch.device = self.weight.device
-        return (self.table, self.inverse, *self.rows) if self.table.device == here else self._tables_on(here)
+        return self.tables if self.tables[0].device == here else self._tables_on(here)
 
     def filters(self) -> Tensor:
         """The filters under every element, F+ of section 7.1: (K_out, S, K_in / groups, S_in, *n), zero outside the support."""
