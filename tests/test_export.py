@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 from pathlib import Path
@@ -294,6 +295,33 @@ def test_every_layer_on_every_lattice(name: str) -> None:
                 smaller = x[crop]  # the size is no part of it
                 torch.testing.assert_close(made(smaller), net(smaller), rtol=1e-12, atol=1e-12)
         assert all(type(m).__module__.startswith(("torch.nn", "torch.fx")) for m in made.modules())
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "shape"),
+    [
+        ("p4cnn", {}, (5, 1, 28, 28)),
+        ("p4cnn-rotpool", {}, (5, 1, 28, 28)),
+        ("allcnn-c", {"channels": 4}, (2, 3, 32, 32)),
+        ("resnet18", {"group": p4m, "widths": (8, 12, 16, 16)}, (2, 3, 33, 33)),
+        ("voxel-resnet", {"widths": (2, 3)}, (2, 1, 9, 9, 9)),
+    ],
+)
+def test_plain_networks_give_the_same_bits(name: str, options: dict[str, Any], shape: tuple[int, ...]) -> None:
+    """Folded norms round anew, and are as near to the numbers of float64."""
+    torch.manual_seed(0)
+    net: Any = build(name, **options)
+    x = torch.randn(shape)
+    with torch.no_grad():
+        net(x)
+        for layer in net.eval().modules():
+            if isinstance(layer, GConv):
+                layer.algorithm = "planar"
+        y = net(x)
+        assert torch.equal(planar(net)(x), y)
+        folded, exact = planar(net, fold=True)(x), copy.deepcopy(net).double()(x.double())
+        errors = [float((z - exact).abs().max() / exact.abs().max()) for z in (y, folded)]
+        assert errors[1] < 3 * errors[0] + 1e-6
 
 
 @pytest.mark.filterwarnings("ignore:No complete tensor found")  # torch on weights that lie with their channels last

@@ -29,12 +29,14 @@ __all__ = ["planar", "to_onnx"]
 
 
 def planar(model: nn.Module, fold: bool = False, example: Tensor | tuple[Tensor, ...] | None = None) -> fx.GraphModule:
-    """The same network, in eval mode, as plain nn.Conv, nn.BatchNorm, nn.Linear ...: same inputs, same outputs within rounding.
+    """The same network, in eval mode, as plain nn.Conv, nn.BatchNorm, nn.Linear ...: same inputs, same outputs.
 
-    Takes networks that torch.fx can trace, on every lattice. The result is a copy; it does not follow further training. With
-    `fold`, norms that follow a convolution directly become part of it. An `example` input is needed where a norm may get maps or
-    functions on the group, and only a run tells which: an error asks for it. Small batches gain most; wide layers for which the
-    original takes the Fourier algorithm (`gcnn.functional.correlate`) are slower as plain convolutions.
+    On a CPU the outputs have the same bits wherever the original takes the planar algorithm; elsewhere they agree within
+    rounding. Takes networks that torch.fx can trace, on every lattice. The result is a copy; it does not follow further
+    training. With `fold`, norms that follow a convolution directly become part of it, and numbers are rounded anew. An
+    `example` input is needed where a norm may get maps or functions on the group, and only a run tells which: an error asks for
+    it. Small batches gain most; wide layers for which the original takes the Fourier algorithm (`gcnn.functional.correlate`) are
+    slower as plain convolutions.
 
     >>> from gcnn.models import build
     >>> net = build("p4cnn").eval()

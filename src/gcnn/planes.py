@@ -95,8 +95,8 @@ class Planar:
         made = fx.GraphModule(self.root, self.graph).eval()
         formats = {4: torch.channels_last, 5: torch.channels_last_3d}
         for p in made.parameters():
-            if p.device.type == "cpu" and p.ndim in formats:
-                p.data = p.data.contiguous(memory_format=formats[p.ndim])
+            if p.device.type == "cpu" and p.ndim in formats:  # as our layers have them; `contiguous` would leave a single channel
+                p.data = torch.empty_like(p.data, memory_format=formats[p.ndim]).copy_(p.data)
         return made
 
     # --- nodes by kind ---------------------------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ def make_plan(group: Group, kernel_size: tuple[int, ...]) -> Plan:
 # of a GPU, in 1e12 multiplications and additions a second, for maps and for the gradient of filters: planar convolutions, ours
 RATES = {
     "float64": ((25.0, 25.0), (25.0, 25.0)),
-    "float32": ((44.0, 85.0), (150.0, 50.0)),
+    "float32": ((44.0, 85.0), (135.0, 50.0)),
     "tf32": ((400.0, 320.0), (190.0, 150.0)),
     "half": ((720.0, 600.0), (700.0, 500.0)),
 }
