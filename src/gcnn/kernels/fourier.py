@@ -149,13 +149,8 @@ class _Fourier(torch.autograd.Function):
         d_planes = d_weight = None
         if ctx.needs_input_grad[0]:
             spread = _insert_zeros(dy, stride, planes.shape[2:], kernel_size, padding, dilation)
-            if _on_cuda(group, dy):
-                index = _triton().tables(group, kernel_size, dy.device).adjoint
-            else:
-                index = as_tensor(make_plan(group, kernel_size).adjoint, weight.device)
-            adjoint = weight.transpose(0, 1).index_select(2, index)
             pad = tuple(d * (n - 1) - p for d, n, p in zip(dilation, kernel_size, padding, strict=True))
-            d_planes = _correlate(group, spread, adjoint, kernel_size, (1,) * group.dim, pad, dilation)
+            d_planes = _correlate(group, spread, weight, kernel_size, (1,) * group.dim, pad, dilation, adjoint=True)
         if ctx.needs_input_grad[1]:
             sizes = (weight.shape[1], weight.shape[0], weight.shape[2] // group.order, dy.shape[0] * math.prod(dy.shape[2:]))
             planar = _on_cuda(group, dy) and not pays_on_cuda(group, dy.dtype, *sizes, gradient=True)
@@ -180,10 +175,12 @@ def _on_cuda(group: Group, planes: Tensor) -> bool:
     return planes.is_cuda and group.order <= LARGEST and plain(planes) and _triton() is not None
 
 
-def _correlate(group: Group, planes: Tensor, weight: Tensor, *geometry: tuple[int, ...]) -> Tensor:
+def _correlate(group: Group, planes: Tensor, weight: Tensor, *geometry: tuple[int, ...], adjoint: bool = False) -> Tensor:
     if _on_cuda(group, planes):
-        found: Tensor = _triton().correlate(group, planes, weight, *geometry)
+        found: Tensor = _triton().correlate(group, planes, weight, *geometry, adjoint=adjoint)
         return found
+    if adjoint:
+        weight = weight.transpose(0, 1).index_select(2, as_tensor(make_plan(group, geometry[0]).adjoint, weight.device))
     patches = _Patches(group, planes, *geometry)
     k_out, s = weight.shape[0], group.order
     filters = _transform_filters(group, weight.to(patches.dtype), patches.plan)

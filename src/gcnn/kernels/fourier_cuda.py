@@ -23,7 +23,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.nn import functional as F
 
 from gcnn.groups import Group
 from gcnn.indices import index_table
@@ -43,6 +42,8 @@ class Run(NamedTuple):
     """d / kind."""
     first: int
     """The first of their coefficients."""
+    entry: int
+    """The first entry of their matrices, of all."""
 
 
 class Layout(NamedTuple):
@@ -55,8 +56,17 @@ class Layout(NamedTuple):
     """Of each coefficient: rows of B before it, times B."""
     dim: tuple[int, ...]
     part: tuple[int, ...]
-    entry: tuple[int, ...]
-    """Of each coefficient: the first of its representation's entries of the filters."""
+    filters: tuple[float, ...]
+    """The entries rho(b)[k, l] of each representation, ordered by l, then k, for each b."""
+    first: tuple[int, ...]
+    """Of each entry: the first entry of its run."""
+    number: tuple[int, ...]
+    """Of each entry: which representation of its run."""
+    column: tuple[int, ...]
+    """l of each entry."""
+    row: tuple[int, ...]
+    """k of each entry."""
+    degree: tuple[int, ...]
 
 
 @lru_cache(maxsize=128)
@@ -66,20 +76,19 @@ def layout(group: Group) -> Layout:
     start: list[int] = []
     dims: list[int] = []
     part: list[int] = []
-    entry: list[int] = []
-    entries = 0
+    entries: list[tuple[int, int, int, int, int]] = []  # first, number, column, row, degree
     for (dim, kind), same in groupby(irreps(group), key=lambda rho: (rho.dim, rho.kind)):
         count = len(list(same))
-        runs.append(Run(count, dim, dim // kind, at))
+        runs.append(Run(count, dim, dim // kind, at, len(entries)))
         for i in range(count * dim // kind):
             start += [at + i * dim] * dim
             dims += [dim] * dim
             part += range(dim)
-            entry += [entries + i // (dim // kind) * dim * dim] * dim
         at += count * dim * dim // kind
-        entries += count * dim * dim
-    matrix = np.where(np.abs(fourier_matrix(group)) < 1e-12, 0.0, fourier_matrix(group))
-    return Layout(tuple(runs), tuple(float(m) for m in matrix.ravel()), tuple(start), tuple(dims), tuple(part), tuple(entry))
+        entries += [(len(entries), i, column, row, dim) for i in range(count) for column in range(dim) for row in range(dim)]
+    matrices = np.concatenate([rho.matrices.transpose(2, 1, 0).reshape(-1, group.order) for rho in irreps(group)])
+    constants = [tuple(0.0 if abs(m) < 1e-12 else float(m) for m in array.ravel()) for array in (fourier_matrix(group), matrices)]
+    return Layout(tuple(runs), constants[0], tuple(start), tuple(dims), tuple(part), constants[1], *zip(*entries, strict=True))
 
 
 class Tables(NamedTuple):
@@ -88,10 +97,9 @@ class Tables(NamedTuple):
     cells: Tensor
     """(S, P, 3): the cell of the kernel box where a v lies."""
     orbit: Tensor
-    back: Tensor
-    adjoint: Tensor
-    filters: Tensor
-    """(sum of d^2, S): entries rho(b)[k, l] of each representation, ordered by l, then k."""
+    """(S, P): which stored number is w(b, b v)."""
+    adjoint_orbit: Tensor
+    """The same for the adjoint correlation."""
     table: Tensor
     inverse: Tensor
     """Those of `gcnn.indices.index_table`."""
@@ -103,9 +111,8 @@ def tables(group: Group, kernel_size: tuple[int, ...], device: torch.device) -> 
     with torch.inference_mode(False):
         plan = make_plan(group, kernel_size)
         cells = np.stack(np.unravel_index(plan.cells, (1,) * (3 - group.dim) + kernel_size), -1).astype(np.int32)
-        entries = [rho.matrices.transpose(2, 1, 0).reshape(-1, group.order) for rho in irreps(group)]
         planar = index_table(group, kernel_size, group.check_subgroup(None))
-        arrays = (cells, plan.orbit.ravel(), plan.back, plan.adjoint, np.concatenate(entries), *planar)
+        arrays = (cells, plan.orbit, plan.adjoint[plan.orbit], *planar)
         return Tables(*(as_tensor(a, device) for a in arrays))
 
 
@@ -142,7 +149,8 @@ class Patches:
             for n, k, step, p, d in zip(planes.shape[2:], kernel_size, stride, padding, dilation, strict=True)
         )
         self.points = planes.shape[0] * math.prod(self.size)
-        self.unit, self.k = 16 // planes.element_size(), filled_up(self.k_in, planes)
+        self.unit = 16 // planes.element_size()
+        self.k = filled_up(self.k_in, self.unit)
         flat = (1,) * (3 - group.dim)  # axes that are not there
         none = (0,) * (3 - group.dim)
         self.geometry = (*flat, *planes.shape[2:], *flat, *self.size, *flat, *stride, *none, *padding, *flat, *dilation)
@@ -174,24 +182,27 @@ class Patches:
         return found
 
 
-def correlate(group: Group, planes: Tensor, weight: Tensor, *geometry: tuple[int, ...]) -> Tensor:
-    """Planes (N, S K_in, *X) and filters (K_out, K_in, S P) to planes (N, S K_out, *Y), channels last in memory."""
+def correlate(group: Group, planes: Tensor, weight: Tensor, *geometry: tuple[int, ...], adjoint: bool = False) -> Tensor:
+    """Planes (N, S K_in, *X) and filters (K_out, K_in, S P) to planes (N, S K_out, *Y), channels last in memory.
+
+    Or, by the adjoint of the filters, from K_out channels to K_in.
+    """
     patches = Patches(group, planes, *geometry)
-    k_out, s = weight.shape[0], group.order
-    filters = transform_filters(group, weight, geometry[0], planes.dtype)
+    k_out, s = weight.shape[1 if adjoint else 0], group.order
+    exact = exact_by_halves(planes)
+    filters = transform_filters(group, weight, geometry[0], planes.dtype, adjoint, exact)
     result, out = empty_planes(planes, patches.size, s, k_out)
     hat = planes.new_empty(s * patches.block * patches.width)
-    filled = filled_up(k_out, planes)
+    filled = filled_up(k_out, patches.unit)
     product = planes.new_empty(s * patches.block * filled)
     block_m, block_k = tile(s, k_out)
-    exact = exact_by_halves(planes)
-    halves = [halved(w) if exact else w for w in filters]
+    by_run = [filters_of(run, filters[0], filled, patches.width) for run in patches.layout.runs]
     with matmul_precision(allows_tf32()):
         for start, stop in patches.blocks():
             results = patches.split(product, stop - start, filled)
-            for x, w, y in zip(patches.transformed(start, stop, hat), halves, results, strict=True):
+            for x, w, y in zip(patches.transformed(start, stop, hat), by_run, results, strict=True):
                 if exact:
-                    exact_product(x, w, y)
+                    exact_product(x, w, y, filters.shape[1])
                 else:
                     torch.bmm(x, w.mT, out=y)
             grid = (triton.cdiv(stop - start, block_m), triton.cdiv(k_out, block_k))
@@ -210,55 +221,57 @@ def weight_gradient(group: Group, planes: Tensor, dy: Tensor, weight: Tensor, *g
     results = Patches(group, dy, ones, ones, zeros, ones)  # what a point sees of the gradient is its own value
     k_out, k_in, s = weight.shape[0], weight.shape[1], group.order
     fine = torch.promote_types(planes.dtype, torch.float32)
-    sums = [
-        torch.zeros(r.number, r.dim * patches.width, r.dim * results.k, dtype=fine, device=dy.device) for r in patches.layout.runs
-    ]
+    coded = patches.layout
+    sums = torch.zeros(len(coded.first) * patches.width * results.k, dtype=fine, device=dy.device)
+    by_run = [filters_of(run, sums, patches.width, results.k) for run in coded.runs]
     hat = planes.new_empty(s * patches.block * patches.width)
     grad = planes.new_empty(s * patches.block * results.k)
     with matmul_precision(allows_tf32()):
         for start, stop in patches.blocks():
             seen, wanted = patches.transformed(start, stop, hat), results.transformed(start, stop, grad)
-            for total, x, y in zip(sums, seen, wanted, strict=True):
+            for total, x, y in zip(by_run, seen, wanted, strict=True):
                 add_product(total, x, y)
-    found = tables(group, geometry[0], dy.device)
-    parts = [
-        total.view(r.number, r.dim, patches.taps, patches.k, r.dim, results.k)[:, :, :, :k_in, :, :k_out]
-        .permute(0, 1, 4, 2, 3, 5)
-        .reshape(r.number * r.dim**2, -1)
-        for r, total in zip(patches.layout.runs, sums, strict=True)
-    ]
-    with matmul_precision(tf32=False):
-        turned = found.filters.to(fine).t().mm(torch.cat(parts))  # (S, P K_in K_out)
-    ordered = turned.view(s * patches.taps, k_in, k_out)[found.back]
-    return ordered.permute(2, 1, 0).to(weight.dtype).contiguous()
+    gradient = torch.empty_like(weight, memory_format=torch.contiguous_format)
+    block = min(128, triton.next_power_of_2(k_out))
+    _filter_gradient[(k_in, patches.taps, triton.cdiv(k_out, block))](
+        sums, tables(group, geometry[0], dy.device).orbit, gradient, k_out, k_in, patches.taps, patches.k, results.k,
+        coded.filters, coded.first, coded.number, coded.column, coded.row, coded.degree, s, wide(sums), block,
+    )  # fmt: skip
+    return gradient
 
 
-def transform_filters(group: Group, weight: Tensor, kernel_size: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
-    """(K_out, K_in, S P) to one (n, d K_out, d P K_in) for each run, with channels filled up."""
-    k_out, k_in, _ = weight.shape
-    entries = entries_of(group, weight, kernel_size, dtype)
-    entries = entries.view(len(entries), -1, k_in, k_out).permute(0, 3, 1, 2)  # (sum of d^2, K_out, P, K_in)
-    entries = F.pad(entries, (0, filled_up(k_in, entries) - k_in, 0, 0, 0, filled_up(k_out, entries) - k_out))
-    at, filters = 0, []
-    for run in layout(group).runs:
-        part = entries[at : at + run.number * run.dim**2].unflatten(0, (run.number, run.dim, run.dim))  # n, l, k, ...
-        filters.append(part.permute(0, 2, 3, 1, 4, 5).reshape(run.number, run.dim * part.shape[3], -1))
-        at += run.number * run.dim**2
+def transform_filters(
+    group: Group, weight: Tensor, kernel_size: tuple[int, ...], dtype: torch.dtype, adjoint: bool, exact: bool
+) -> Tensor:
+    """(K_out, K_in, S P) to one (n, d K_out, d P K_in) for each run, in one row of numbers, with channels filled up.
+
+    Those of the adjoint correlation have K_in and K_out exchanged. For `exact` products there is a second row: the first has
+    the numbers rounded to TF32, the second what is left of them.
+    """
+    found, coded, weight = tables(group, kernel_size, weight.device), layout(group), weight.contiguous()
+    (k_out, k_in, stored), taps = weight.shape, weight.shape[2] // group.order
+    o_step, i_step = (stored, k_in * stored) if adjoint else (k_in * stored, stored)
+    k_out, k_in = (k_in, k_out) if adjoint else (k_out, k_in)
+    unit = 16 // dtype.itemsize
+    rows, columns = filled_up(k_out, unit), filled_up(k_in, unit)
+    filters = weight.new_empty(2 if exact else 1, len(coded.first) * taps * rows * columns, dtype=dtype)
+    block = min(128, triton.next_power_of_2(columns))
+    _filters[(rows, taps, triton.cdiv(columns, block))](
+        weight, found.adjoint_orbit if adjoint else found.orbit, filters, filters.shape[1], k_out, k_in, o_step, i_step, taps,
+        columns // unit, coded.filters, coded.first, coded.number, coded.column, coded.row, coded.degree,
+        group.order, unit, exact, wide(weight), block,
+    )  # fmt: skip
     return filters
 
 
-def entries_of(group: Group, weight: Tensor, kernel_size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """(K_out, K_in, S P) to (sum of d^2, P K_in K_out): the matrices of each representation, ordered by l, then k."""
-    found = tables(group, kernel_size, weight.device)
-    fine = torch.promote_types(weight.dtype, torch.float32)
-    turned = weight.to(fine).permute(2, 1, 0).index_select(0, found.orbit)  # (S P, K_in, K_out)
-    with matmul_precision(tf32=False):
-        return found.filters.to(fine).mm(turned.view(group.order, -1)).to(dtype)
+def filters_of(run: Run, filters: Tensor, rows: int, length: int) -> Tensor:
+    """(n, d K_out, d P K_in) of a run, of filters whose matrices are (K_out, P K_in)."""
+    size = run.dim**2 * rows * length
+    return filters[run.entry * rows * length :][: run.number * size].view(run.number, run.dim * rows, run.dim * length)
 
 
-def filled_up(channels: int, like: Tensor) -> int:
-    """The channels that are kept of so many: a multiple of 16 bytes."""
-    unit = 16 // like.element_size()
+def filled_up(channels: int, unit: int) -> int:
+    """The channels that are kept of so many: whole units, of 16 bytes."""
     return -(-channels // unit) * unit
 
 
@@ -274,18 +287,12 @@ def _large(device: torch.device) -> bool:
     return torch.version.hip is None and torch.cuda.get_device_capability(device) in ((8, 0), (9, 0), (10, 0))
 
 
-def halved(w: Tensor) -> Tensor:
-    """(2, *w.shape): float32 numbers rounded to TF32, and what is left of them."""
-    high = ((w.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
-    return torch.stack([high, w - high])
-
-
-def exact_product(x: Tensor, halves: Tensor, out: Tensor) -> None:
-    """Out = x w^T for (n, M, L) and the halves of (n, N, L), in float32."""
-    (number, m, depth), n = x.shape, halves.shape[2]
+def exact_product(x: Tensor, w: Tensor, out: Tensor, step: int) -> None:
+    """Sets out to x w^T in float32, for (n, M, L) and (n, N, L); `step` numbers after w lies what its rounding left."""
+    (number, m, depth), n = x.shape, w.shape[1]
     block_n = min(128, max(16, triton.next_power_of_2(n)))
     grid = (triton.cdiv(m, 128) * triton.cdiv(n, block_n), number)
-    _exact_product[grid](x, halves, out, m, n, depth // 4, 128, block_n, 32, num_warps=8 if block_n > 64 else 4, num_stages=3)
+    _exact_product[grid](x, w, out, m, n, depth // 4, step, 128, block_n, 32, num_warps=8 if block_n > 64 else 4, num_stages=3)
 
 
 def add_product(total: Tensor, x: Tensor, y: Tensor) -> None:
@@ -382,21 +389,20 @@ def _restore(
 
 
 @triton.jit
-def _exact_product(x, halves, out, m, n, fours, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+def _exact_product(x, w, out, m, n, fours, step, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
     length = fours * 4
     tiles, which = tl.cdiv(n, BLOCK_N), tl.program_id(1).to(tl.int64)
     row = tl.program_id(0) // tiles * BLOCK_M + tl.arange(0, BLOCK_M)
     column = tl.program_id(0) % tiles * BLOCK_N + tl.arange(0, BLOCK_N)
     at = tl.arange(0, BLOCK_K)
     from_x = x + which * m * length + row.to(tl.int64)[:, None] * length + at[None, :]
-    from_w = halves + which * n * length + column.to(tl.int64)[None, :] * length + at[:, None]
-    other = tl.num_programs(1).to(tl.int64) * n * length  # from a number's first half to its second
+    from_w = w + which * n * length + column.to(tl.int64)[None, :] * length + at[:, None]
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for start in range(0, length, BLOCK_K):
         inside = start + at < length
         a = tl.load(from_x, mask=(row < m)[:, None] & inside[None, :], other=0.0)
         high = tl.load(from_w, mask=inside[:, None] & (column < n)[None, :], other=0.0)
-        low = tl.load(from_w + other, mask=inside[:, None] & (column < n)[None, :], other=0.0)
+        low = tl.load(from_w + step, mask=inside[:, None] & (column < n)[None, :], other=0.0)
         a_high = ((a.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
         part = tl.dot(a - a_high, high, input_precision="tf32")
         part = tl.dot(a_high, low, part, input_precision="tf32")
@@ -429,3 +435,53 @@ def _exact_products(
         from_y += BLOCK_K * n
     to = sums + (part * tl.num_programs(1) + which) * m * n + row.to(tl.int64)[:, None] * n + column[None, :]
     tl.store(to, total, mask=(row < m)[:, None] & (column < n)[None, :])
+
+
+@triton.jit
+def _filters(
+    weight, orbit, out, half, k_out, k_in, o_step, i_step, taps, units,
+    MATRIX: tl.constexpr, FIRST: tl.constexpr, NUMBER: tl.constexpr, COLUMN: tl.constexpr, ROW: tl.constexpr, DIM: tl.constexpr,
+    S: tl.constexpr, UNIT: tl.constexpr, EXACT: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    rows, o, tap = tl.num_programs(0), tl.program_id(0), tl.program_id(1)
+    columns = units * UNIT
+    i = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    values = ()
+    for b in tl.static_range(S):
+        at = o.to(tl.int64) * o_step + i.to(tl.int64) * i_step + tl.load(orbit + b * taps + tap)
+        values = values + (tl.load(weight + at, mask=(i < k_in) & (o < k_out), other=0.0).to(WIDE),)
+    for e in tl.static_range(len(FIRST)):
+        total = tl.zeros((BLOCK,), WIDE)
+        for b in tl.static_range(S):
+            if MATRIX[e * S + b] != 0.0:
+                total += values[b] * MATRIX[e * S + b]
+        row = FIRST[e] * rows + ((NUMBER[e] * DIM[e] + ROW[e]) * rows + o) * DIM[e] + COLUMN[e]
+        at = (row.to(tl.int64) * taps + tap) * columns + i
+        if EXACT:
+            high = ((total.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+            tl.store(out + at, high, mask=i < columns)
+            tl.store(out + at + half, total - high, mask=i < columns)
+        else:
+            tl.store(out + at, total.to(out.dtype.element_ty), mask=i < columns)
+
+
+@triton.jit
+def _filter_gradient(
+    sums, orbit, out, k_out, k_in, taps, filled_in, filled_out,
+    MATRIX: tl.constexpr, FIRST: tl.constexpr, NUMBER: tl.constexpr, COLUMN: tl.constexpr, ROW: tl.constexpr, DIM: tl.constexpr,
+    S: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    i, tap = tl.program_id(0), tl.program_id(1)
+    o = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    values = ()
+    for e in tl.static_range(len(FIRST)):
+        row = ((NUMBER[e] * DIM[e] + COLUMN[e]) * taps + tap) * filled_in + i
+        at = (FIRST[e] * taps * filled_in + row * DIM[e] + ROW[e]).to(tl.int64) * filled_out + o
+        values = values + (tl.load(sums + at, mask=o < k_out, other=0.0),)
+    for b in tl.static_range(S):
+        total = tl.zeros((BLOCK,), WIDE)
+        for e in tl.static_range(len(FIRST)):
+            if MATRIX[e * S + b] != 0.0:
+                total += values[e] * MATRIX[e * S + b]
+        at = (o.to(tl.int64) * k_in + i) * (S * taps) + tl.load(orbit + b * taps + tap)
+        tl.store(out + at, total.to(out.dtype.element_ty), mask=o < k_out)
