@@ -155,8 +155,8 @@ def candidates(title: str, case: Case, device: str, compiled: bool, exact: bool 
                 layer.algorithm = "planar"
         yield "gcnn, planar algorithm", Candidate(other, x)
     if compiled:
-        yield "gcnn compiled", Candidate(torch.compile(case.make().to(device)), x)
-        yield "planar compiled", Candidate(torch.compile(_copy(twin, last)), fast)
+        yield "gcnn compiled", Candidate(torch.compile(case.make().to(device), dynamic=False), x)
+        yield "planar compiled", Candidate(torch.compile(_copy(twin, last), dynamic=False), fast)
     if case.group.fills_box:
         yield "gcnn planar()", Candidate(_copy(twin, last), fast, inference_only=True)
     for name, make in (("escnn", _escnn), ("e2cnn", _e2cnn)):
@@ -351,7 +351,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a few small cases")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--compile", action="store_true", help="compiled candidates too")
-    parser.add_argument("--only", default="", help="cases whose name has this in it")
+    parser.add_argument("--only", nargs="+", default=[""], help="cases whose name has one of these in it")
     parser.add_argument("--modes", nargs="+", default=["train", "forward", "inference"])
     parser.add_argument("--precisions", nargs="+", default=[], help="float32, tf32, bf16")
     parser.add_argument("--how", nargs="+", default=["eager", "graph"], help="eager, graph: on a GPU")
@@ -379,10 +379,11 @@ def main() -> None:
     for name in ("escnn", "e2cnn"):
         if f"import {name}" not in record["construction"]:
             print(f"{name} is not installed here: left out")
-    if not any(told.only in title for title in CASES):
-        raise SystemExit(f"no case has {told.only!r} in its name; there are {', '.join(CASES)}")
-    for title, case in CASES.items():
-        if (told.quick and not case.quick) or told.only not in title or (told.device == "cpu" and not case.cpu_batch):
+    chosen = {title: case for title, case in CASES.items() if any(words in title for words in told.only)}
+    if not chosen:
+        raise SystemExit(f"no case has {' or '.join(told.only)} in its name; there are {', '.join(CASES)}")
+    for title, case in chosen.items():
+        if (told.quick and not case.quick) or (told.device == "cpu" and not case.cpu_batch):
             continue
         for kind in precisions:
             with _quietly(), precision(kind == "tf32"):

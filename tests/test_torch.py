@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._inductor.exc import InductorError
 from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import weight_norm
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from common import feature_map, image, some_groups
-from gcnn import D3, GROUPS, Group, p4, p4m, p6m
+from gcnn import D3, GROUPS, Group, Oh, linem, p4, p4m, p6m
 from gcnn.functional import coset_pool, gcorr, transform_filter
 from gcnn.layout import to_planes
 from gcnn.nn import (
@@ -103,12 +102,54 @@ def test_compile_with_inductor_trains() -> None:
     torch.testing.assert_close(compiled(x), net(x), rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.xfail(reason="inductor 2.13 fails on compiled training with changing sizes (pytorch #185510)", raises=InductorError)
 def test_compiled_training_with_changing_sizes() -> None:
     torch._dynamo.reset()
-    net = torch.compile(nn.Sequential(LiftConv(p4, 1, 4, 3), nn.ReLU(), GConv(p4, 4, 4, 3)), fullgraph=True)
+    net = nn.Sequential(LiftConv(p4, 1, 4, 3), nn.ReLU(), GConv(p4, 4, 4, 3))
+    compiled = torch.compile(net, fullgraph=True)
     for n in (9, 11, 13):
-        net(torch.randn(2, 1, n, n)).sum().backward()
+        x = torch.randn(2, 1, n, n)
+        torch.testing.assert_close(compiled(x), net(x), rtol=1e-4, atol=1e-5)
+        compiled(x).sum().backward()
+
+
+def test_compiled_gradients_of_each_image() -> None:
+    net = nn.Sequential(LiftConv(p4, 1, 3, 3), nn.ReLU(), GConv(p4, 3, 3, 3), CosetPool(p4))
+    x, parameters = torch.randn(4, 1, 9, 9), dict(net.named_parameters())
+
+    def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+        return torch.func.functional_call(net, parameters, (x[None],)).square().sum()
+
+    each: Any = torch.func.vmap(torch.func.grad(loss), (None, 0))
+    torch._dynamo.reset()
+    found = torch.compile(each, fullgraph=True, backend="aot_eager")(parameters, x)
+    for name, gradient in each(parameters, x).items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("layer", "channels"),
+    [
+        (LiftConv(p4m, 1, 4, 3), (1,)),
+        (GConv(p4, 4, 6, 3, stride=2, padding=1, groups=2), (4, 4)),
+        (GConv(p4m, 2, 3, 3, padding=2, dilation=2, bias=False), (2, 8)),
+        (GConv(linem, 2, 3, 3), (2, 2)),
+        (GConv(Oh, 1, 2, 3, padding=1), (1, 48)),
+    ],
+    ids=["lift", "groups", "dilation", "line", "space"],
+)
+def test_what_compilers_see_of_a_correlation(layer: GConv, channels: tuple[int, ...]) -> None:
+    """By the checks of torch itself: the schema, and that sizes and memory formats are foretold rightly."""
+    x = torch.randn(2, *channels, *(7,) * layer.group.dim)
+    y = layer(x)
+    last = layer.group.dim > 1
+    kernel, bias = layer.kernel_size, layer.bias
+    rest = (*layer.tables, list(kernel), list(layer.stride), list(layer.padding), list(layer.dilation), layer.groups, last)
+    arguments = (x, layer.weight.detach(), None if bias is None else bias.detach(), *rest, x.dtype)
+    tests = ("test_schema", "test_faketensor")
+    torch.library.opcheck(torch.ops.gcnn.planar, arguments, test_utils=tests)
+    dy = torch.randn_like(to_planes(y, layer.group.dim, layer.groups))
+    for wanted in ([True, True, bias is not None], [False, True, False]):
+        torch.library.opcheck(torch.ops.gcnn.planar_backward, (dy, *arguments, wanted), test_utils=tests)
 
 
 @some_groups

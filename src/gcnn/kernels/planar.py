@@ -50,12 +50,10 @@ def correlate(x: Tensor, weight: Tensor, bias: Tensor | None, plan: Plan, domain
 class _Correlate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, plan: Plan, domains: Domains | None) -> Tensor:
-        tables, kernel_size, stride, padding, dilation, groups, _, _ = plan
         bank = _bank(weight, plan)
-        planes = to_planes(x, len(kernel_size), groups)
+        planes = to_planes(x, len(plan.kernel_size), plan.groups)
         planes = planes if domains is None else torch.where(domains[0].mask, planes, 0.0)
-        numbers = spread(bias, tables[0].shape[0], groups)
-        y = torch.convolution(planes, bank, numbers, stride, padding, dilation, False, (0,) * len(stride), groups)
+        y = _convolve(planes, bank, bias, plan)
         _clear(y, domains and domains[1])
         # a large bank is made again: kept, it takes S times the filters' memory
         small = not x.is_cuda or bank.numel() < max(KEPT, planes.numel() // 8)
@@ -67,28 +65,41 @@ class _Correlate(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, planes, bank = ctx.saved_tensors
         plan, domains = ctx.rest
-        tables, kernel_size, stride, padding, dilation, groups, channels_last, _ = plan
+        dim, groups = len(plan.kernel_size), plan.groups
         if torch.is_grad_enabled() or batched(grads[0]):  # gradients of gradients, or many at once
             wanted = [t for t, needed in zip((x, weight, bias), ctx.needs_input_grad, strict=False) if needed]
             with torch.enable_grad():
                 inside = x if domains is None else torch.where(domains[0].mask, x, 0.0)
-                y = to_planes(by_parts(inside, weight, bias, plan), len(kernel_size), groups)
+                y = to_planes(by_parts(inside, weight, bias, plan), dim, groups)
                 y = y if domains is None else torch.where(domains[1].mask, y, 0.0)
                 found = iter(torch.autograd.grad(y, wanted, grads[0], create_graph=True))
             return (*(next(found) if needed else None for needed in ctx.needs_input_grad[:3]), None, None)
         bank = _bank(weight, plan) if bank is None else bank
-        sizes = None if bias is None else [bank.shape[0]]
         dy = grads[0] if domains is None else torch.where(domains[1].mask, grads[0], 0.0)
-        dx, dweight, dbias = conv_backward(dy, planes, bank, sizes, stride, padding, dilation, groups, ctx.needs_input_grad[:3])
+        dx, dweight, dbias = _gradients(dy, planes, bank, weight, bias, plan, ctx.needs_input_grad[:3])
         if dx is not None:
             _clear(dx, domains and domains[0])
-            dx = from_planes(dx, x.shape[2], groups) if x.ndim == len(kernel_size) + 3 else dx
-        if dweight is not None:
-            table, inverse, _, back = tables
-            dweight = collect(dweight, table, inverse, math.prod(kernel_size), groups, channels_last, weight.dtype, back)
-        if dbias is not None:
-            dbias = dbias.view(groups, tables[0].shape[0], -1).sum(1).flatten()
+            dx = from_planes(dx, x.shape[2], groups) if x.ndim == dim + 3 else dx
         return dx, dweight, dbias, None, None
+
+
+def _convolve(planes: Tensor, bank: Tensor, bias: Tensor | None, plan: Plan) -> Tensor:
+    numbers, none = spread(bias, plan.tables[0].shape[0], plan.groups), (0,) * len(plan.stride)
+    return torch.convolution(planes, bank, numbers, plan.stride, plan.padding, plan.dilation, False, none, plan.groups)
+
+
+def _gradients(
+    dy: Tensor, planes: Tensor, bank: Tensor, weight: Tensor, bias: Tensor | None, plan: Plan, wanted: Sequence[bool]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The gradients of the planes, of the filters and of their bias."""
+    (table, inverse, _, back), groups = plan.tables, plan.groups
+    sizes = None if bias is None else [bank.shape[0]]
+    dx, dweight, dbias = conv_backward(dy, planes, bank, sizes, plan.stride, plan.padding, plan.dilation, groups, wanted)
+    if dweight is not None:
+        dweight = collect(dweight, table, inverse, math.prod(plan.kernel_size), groups, plan.channels_last, weight.dtype, back)
+    if dbias is not None:
+        dbias = dbias.view(groups, table.shape[0], -1).sum(1).flatten()
+    return dx, dweight, dbias
 
 
 def _bank(weight: Tensor, plan: Plan) -> Tensor:
@@ -136,12 +147,95 @@ def conv_backward(
 
 def by_parts(x: Tensor, weight: Tensor, bias: Tensor | None, plan: Plan) -> Tensor:
     """The same in operations that can be traced, transformed and differentiated in every way."""
+    if _opaque(x):
+        y: Tensor = _OpaqueCorrelate.apply(x, weight, bias, plan)
+        return from_planes(y, plan.tables[0].shape[0], plan.groups)
     (table, inverse, _, _), size, stride, padding, dilation, groups, channels_last, dtype = plan
     bank = expand_filters(weight, table, inverse, math.prod(size), groups, channels_last, dtype)
     convolve: Any = (F.conv1d, F.conv2d, F.conv3d)[len(size) - 1]
     planes, numbers = to_planes(x, len(size), groups), spread(bias, table.shape[0], groups)
     y = convolve(planes, in_space(bank, size, channels_last), numbers, stride, padding, dilation, groups)
     return from_planes(y, table.shape[0], groups)
+
+
+def _opaque(x: Tensor) -> bool:
+    """Whether a compiler is at work that must not look into a correlation.
+
+    Of the views between maps and planes torch.compile makes copies on a CPU, and lays maps out as if their channels came first.
+    Exported networks, and what torch.func transforms, are to have torch's operations alone.
+    """
+    if x.device.type != "cpu" or not torch.compiler.is_compiling() or not hasattr(torch.compiler, "is_exporting"):
+        return False
+    return not torch.compiler.is_exporting() and not torch._C._are_functorch_transforms_active()
+
+
+class _OpaqueCorrelate(torch.autograd.Function):
+    """By the operations gcnn::planar and gcnn::planar_backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, plan: Plan) -> Tensor:
+        ctx.save_for_backward(x, weight, bias)
+        ctx.plan = plan
+        y: Tensor = torch.ops.gcnn.planar(x, weight, bias, *plan.tables, *plan[1:])
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bias = ctx.saved_tensors
+        wanted = [ctx.needs_input_grad[0], ctx.needs_input_grad[1], bias is not None]
+        found = torch.ops.gcnn.planar_backward(grads[0], x, weight, bias, *ctx.plan.tables, *ctx.plan[1:], wanted)
+        return (*(gradient if needed else None for gradient, needed in zip(found, wanted, strict=True)), None)
+
+
+library = torch.library.Library("gcnn", "FRAGMENT")
+_PLAN = (
+    "Tensor table, Tensor inverse, Tensor? forth, Tensor? back, int[] kernel_size, int[] stride, int[] padding, int[] dilation, "
+    "int groups, bool channels_last, ScalarType dtype"
+)
+library.define(f"planar(Tensor x, Tensor weight, Tensor? bias, {_PLAN}) -> Tensor")
+library.define(
+    f"planar_backward(Tensor dy, Tensor x, Tensor weight, Tensor? bias, {_PLAN}, bool[] wanted) -> (Tensor, Tensor, Tensor)"
+)
+
+
+def _plan(table: Tensor, inverse: Tensor, forth: Tensor | None, back: Tensor | None, *rest: Any) -> Plan:
+    kernel_size, stride, padding, dilation = (tuple(size) for size in rest[:4])
+    return Plan((table, inverse, forth, back), kernel_size, stride, padding, dilation, *rest[4:])
+
+
+def _planar(x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
+    """gcnn::planar: planes with their channels last, if the plan says so."""
+    plan = _plan(*rest)
+    y = _convolve(to_planes(x, len(plan.kernel_size), plan.groups), _bank(weight, plan), bias, plan)
+    return y.movedim(1, -1).contiguous().movedim(-1, 1) if plan.channels_last else y.contiguous()
+
+
+def _planar_backward(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
+    """gcnn::planar_backward: gradients that lie in memory as `_empty_gradients` says; nothing for those not wanted."""
+    *rest_, wanted = rest
+    plan = _plan(*rest_)
+    dim = len(plan.kernel_size)
+    planes = to_planes(x, dim, plan.groups)
+    dx, dweight, dbias = _gradients(dy, planes, _bank(weight, plan), weight, bias, plan, wanted)
+    if dx is not None:
+        dx = from_planes(dx, x.shape[2], plan.groups) if x.ndim == dim + 3 else dx
+        dx = dx if dx.stride() == x.stride() else torch.empty_like(x).copy_(dx)
+    return tuple(x.new_empty(0) if gradient is None else gradient for gradient in (dx, dweight, dbias))
+
+
+def _empty_gradients(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
+    """What `_planar_backward` returns, without its numbers."""
+    likes = (x, weight.mT.contiguous().mT, bias)
+    return tuple(
+        x.new_empty(0) if like is None or not needed else torch.empty_like(like)
+        for like, needed in zip(likes, rest[-1], strict=True)
+    )
+
+
+library.impl("planar", _planar, "CPU")
+library.impl("planar", _planar, "Meta")
+library.impl("planar_backward", _planar_backward, "CPU")
+library.impl("planar_backward", _empty_gradients, "Meta")
 
 
 def in_space(bank: Tensor, kernel_size: tuple[int, ...], channels_last: bool) -> Tensor:
