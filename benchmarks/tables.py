@@ -193,13 +193,18 @@ def speed() -> str:
             if served
             else f"| {case} | {bound:.1f} | {' | '.join(cells)} | |"
         )
+    compiled: dict[str, dict[str, float]] = {}
+    for row in record("2026-11-15_speed_cpu", "compiled")["rows"]:
+        compiled.setdefault(row["case"], {})[row["candidate"]] = row["ms"]
+    beside = ", ".join(f"{case} {ms['gcnn compiled'] / ms['planar compiled']:.2f}" for case, ms in compiled.items())
     built = {k: v for k, v in r["construction"].items() if "ResNet44" in k}
     words = ", ".join(f"{k.split(', ')[1]} {v:.2f} s" for k, v in built.items())
     rows.append("")
     rows.append(
         f"Time as a multiple of the bound, float32, median of interleaved rounds; {r['device']}, torch {r['torch']}. Well "
         "below 1 is the Fourier algorithm, which needs fewer multiplications than a planar convolution of the same shape; a few "
-        f"percent to either side are noise. Building the layers of a p4m ResNet44: {words}. Record: "
+        f"percent to either side are noise. Compiled by torch.compile, as a multiple of the planar twin compiled: {beside}. Building "
+        f"the layers of a p4m ResNet44: {words}. Record: "
         "`benchmarks/records/2026-11-15_speed_cpu`."
     )
     return "\n".join(rows)
