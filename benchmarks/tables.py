@@ -203,8 +203,8 @@ def speed() -> str:
     rows.append(
         f"Time as a multiple of the bound, float32, median of interleaved rounds; {r['device']}, torch {r['torch']}. Well "
         "below 1 is the Fourier algorithm, which needs fewer multiplications than a planar convolution of the same shape; a few "
-        f"percent to either side are noise. Compiled by torch.compile, as a multiple of the planar twin compiled: {beside}. Building "
-        f"the layers of a p4m ResNet44: {words}. Record: "
+        f"percent to either side are noise. Compiled by torch.compile, as a multiple of the planar twin compiled: {beside}. "
+        f"Building the layers of a p4m ResNet44: {words}. Record: "
         "`benchmarks/records/2026-11-15_speed_cpu`."
     )
     return "\n".join(rows)
