@@ -146,10 +146,11 @@ def test_what_compilers_see_of_a_correlation(layer: GConv, channels: tuple[int, 
     rest = (*layer.tables, list(kernel), list(layer.stride), list(layer.padding), list(layer.dilation), layer.groups, last)
     arguments = (x, layer.weight.detach(), None if bias is None else bias.detach(), *rest, x.dtype)
     tests = ("test_schema", "test_faketensor")
-    torch.library.opcheck(torch.ops.gcnn.planar, arguments, test_utils=tests)
+    assert set(torch.library.opcheck(torch.ops.gcnn.planar, arguments, test_utils=tests).values()) == {"SUCCESS"}
     dy = torch.randn_like(to_planes(y, layer.group.dim, layer.groups))
     for wanted in ([True, True, bias is not None], [False, True, False]):
-        torch.library.opcheck(torch.ops.gcnn.planar_backward, (dy, *arguments, wanted), test_utils=tests)
+        found = torch.library.opcheck(torch.ops.gcnn.planar_backward, (dy, *arguments, wanted), test_utils=tests)
+        assert set(found.values()) == {"SUCCESS"}
 
 
 @some_groups

@@ -249,9 +249,8 @@ def correlate(
         if domains is not None:
             return planar.correlate(x, weight, bias, plan, domains)
         return mask_outside(group, planar.by_parts(mask_outside(group, x), weight, bias, plan))
-    if (
-        x.ndim != group.dim + 3 or x.shape[2] != group.order
-    ):  # a function on cosets is one on the group that is constant on each of them
+    if x.ndim != group.dim + 3 or x.shape[2] != group.order:
+        # a function on cosets is one on the group that is constant on each of them
         within = group.check_subgroup(stabilizer)
         labels = as_tensor(np.array(group.cosets(within)), x.device)
         x = (x if x.ndim == group.dim + 3 else x.unsqueeze(2)).index_select(2, labels)
