@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from gcnn import Group, Oh, p4, p4m, p6m
 from gcnn.export import planar
-from gcnn.layout import from_planes
+from gcnn.layout import NARROW, from_planes
 from gcnn.models import build
 from gcnn.nn import GBatchNorm, GConv, LiftConv
 from gcnn.train import precision
@@ -127,7 +127,7 @@ def candidates(title: str, case: Case, device: str, compiled: bool, exact: bool 
     """Whatever can run the case here, the bounds first.
 
     Our layers get maps in the memory format that the layers before them would give: that of the image for `exact` float32 on
-    GPUs, channels last elsewhere.
+    GPUs if there are many planes, channels last elsewhere.
     """
     torch.manual_seed(0)
     ours = case.make().to(device)
@@ -146,7 +146,7 @@ def candidates(title: str, case: Case, device: str, compiled: bool, exact: bool 
         copied = _copy(twin, memory)
         yield name, Candidate(copied, planes.to(memory_format=memory))
     fast = planes.to(memory_format=last)
-    x = from_planes(planes if exact else fast, order) if case.on_group else planes
+    x = from_planes(planes if exact and planes.shape[1] > NARROW else fast, order) if case.on_group else planes
     yield "gcnn", Candidate(ours, x)
     if (isinstance(ours, GConv) and case.on_group) or "ResNet26" in title:
         other = case.make().to(device)
@@ -155,6 +155,7 @@ def candidates(title: str, case: Case, device: str, compiled: bool, exact: bool 
                 layer.algorithm = "planar"
         yield "gcnn, planar algorithm", Candidate(other, x)
     if compiled:
+        torch._dynamo.reset()  # else the case after a few others would run uncompiled
         yield "gcnn compiled", Candidate(torch.compile(case.make().to(device), dynamic=False), x)
         yield "planar compiled", Candidate(torch.compile(_copy(twin, last), dynamic=False), fast)
     if case.group.fills_box:

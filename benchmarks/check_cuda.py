@@ -61,6 +61,27 @@ def algorithms(device: str = "cuda") -> None:
             print(f"{name} K={k} {dtype}: map {errors[0]:.1e}, its gradient {errors[1]:.1e}, filters' gradient {errors[2]:.1e}")
 
 
+def compiled() -> None:
+    """Prints how far a compiled block's results and gradients are from those of the block itself."""
+    for name in ("p4m", "p6m"):
+        group = GROUPS[name]
+        first = GConv(group, 8, 8, 3, padding=1, bias=False)
+        net = nn.Sequential(first, GBatchNorm(group, 8), nn.ReLU(), GConv(group, 8, 4, 3)).cuda()
+        for amp in (False, True):
+            found = []
+            x = torch.randn(4, 8, group.order, 17, 17, device="cuda")
+            for each in (net, torch.compile(copy.deepcopy(net), fullgraph=True)):
+                leaf = x.clone().requires_grad_()
+                with torch.autocast("cuda", torch.bfloat16, enabled=amp):
+                    y = each(leaf)
+                each.zero_grad()
+                y.float().square().sum().backward()
+                gradients = [p.grad for p in each.parameters() if p.grad is not None]
+                found.append([y.detach().float(), leaf.grad, *(g.clone() for g in gradients)])
+            far = max(float((a - b).norm() / a.norm()) for a, b in zip(*found, strict=True))
+            print(f"{name} compiled, {'bf16' if amp else 'float32'}: {far:.1e}")
+
+
 def repeated() -> None:
     """Prints whether the gradients of two runs have the same bits, in every precision and by both algorithms."""
     for precision in ("float32", "tf32", "bf16"):
@@ -90,3 +111,4 @@ if __name__ == "__main__":
     main()
     algorithms()
     repeated()
+    compiled()

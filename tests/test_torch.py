@@ -148,8 +148,11 @@ def test_what_compilers_see_of_a_correlation(layer: GConv, channels: tuple[int, 
     tests = ("test_schema", "test_faketensor")
     assert set(torch.library.opcheck(torch.ops.gcnn.planar, arguments, test_utils=tests).values()) == {"SUCCESS"}
     dy = torch.randn_like(to_planes(y, layer.group.dim, layer.groups))
-    for wanted in ([True, True, bias is not None], [False, True, False]):
-        found = torch.library.opcheck(torch.ops.gcnn.planar_backward, (dy, *arguments, wanted), test_utils=tests)
+    bank = torch.ops.gcnn.planar(*arguments)[1]
+    assert bank.numel() > 0
+    for wanted, kept in (([True, True, bias is not None], bank), ([False, True, False], bank.new_empty(0))):
+        backward = (dy, *arguments[:3], kept, *arguments[3:], wanted)
+        found = torch.library.opcheck(torch.ops.gcnn.planar_backward, backward, test_utils=tests)
         assert set(found.values()) == {"SUCCESS"}
 
 

@@ -236,7 +236,7 @@ def correlate(
     check_algorithm(algorithm)
     steps, spread_by = as_tuple(group, stride, "stride"), as_tuple(group, dilation, "dilation")
     algorithm = choose(group, x, weight, algorithm, groups, steps)
-    channels_last, dtype = fast_form(group.dim, x, weight)
+    channels_last, dtype = fast_form(group, x, weight)
     if autocasts(x.device.type):
         x, bias = x.to(dtype), None if bias is None else bias.to(dtype)
     if algorithm == "planar":

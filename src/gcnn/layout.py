@@ -14,6 +14,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from gcnn.groups import Group
+
+NARROW = 64  # planes, up to which exact convolutions on a GPU are faster with channels last
+
 
 def to_planes(x: Tensor, dim: int, groups: int = 1) -> Tensor:
     """A map (N, K, S, *X) as planes (N, S K, *X), for a grouped convolution group by group; an image (N, K, *X) as it is."""
@@ -68,14 +72,15 @@ def autocasts(kind: str) -> bool:
     return kind in ("cpu", "cuda", "mps", "xpu") and torch.is_autocast_enabled(kind)
 
 
-def fast_form(dim: int, x: Tensor, weight: Tensor) -> tuple[bool, torch.dtype]:
+def fast_form(group: Group, x: Tensor, weight: Tensor) -> tuple[bool, torch.dtype]:
     """How planar convolutions of `x` are fastest: whether with channels last, and in which dtype autocast wants the filters."""
     kind = x.device.type
     dtype = filter_dtype(kind, weight.dtype)
-    if dim == 1 or kind not in ("cpu", "cuda"):
+    if group.dim == 1 or kind not in ("cpu", "cuda"):
         return False, dtype
     if kind == "cuda" and dtype in (torch.float32, torch.float64) and not (traced() or allows_tf32()):
-        return _channels_last(x), dtype  # exact convolutions are about as fast either way: no copies, then
+        # exact convolutions of many planes are about as fast either way: no copies, then
+        return group.order * weight.shape[0] <= NARROW or _channels_last(x), dtype
     return True, dtype
 
 

@@ -96,7 +96,7 @@ def pays_on_cuda(group: Group, dtype: torch.dtype, k_in: int, k_out: int, taps: 
     if gradient and kind in ("tf32", "half"):  # cuBLAS cannot divide a small result among many
         ours *= min(1.0, taps * k_in * k_out / 1e5)
     work = 2e-12 * points * taps * k_in * k_out
-    moved = 2e-12 * points * group.order * size * (taps * k_in + 2 * k_out)
+    moved = 2e-12 * points * group.order * size * (taps * k_in + 2 * k_out) * max(1.0, 32 / k_in)  # short runs take longer
     return 1.05 * (work * multiplications(group) / ours + moved / 4.5 + 1e-4) < work * group.order**2 / planar
 
 

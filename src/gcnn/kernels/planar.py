@@ -161,10 +161,10 @@ def by_parts(x: Tensor, weight: Tensor, bias: Tensor | None, plan: Plan) -> Tens
 def _opaque(x: Tensor) -> bool:
     """Whether a compiler is at work that must not look into a correlation.
 
-    Of the views between maps and planes torch.compile makes copies on a CPU, and lays maps out as if their channels came first.
+    Of the views between maps and planes torch.compile makes copies, and lays maps out as if their channels came first.
     Exported networks, and what torch.func transforms, are to have torch's operations alone.
     """
-    if x.device.type != "cpu" or not torch.compiler.is_compiling() or not hasattr(torch.compiler, "is_exporting"):
+    if x.device.type not in ("cpu", "cuda") or not torch.compiler.is_compiling() or not hasattr(torch.compiler, "is_exporting"):
         return False
     return not torch.compiler.is_exporting() and not torch._C._are_functorch_transforms_active()
 
@@ -174,16 +174,17 @@ class _OpaqueCorrelate(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, plan: Plan) -> Tensor:
-        ctx.save_for_backward(x, weight, bias)
+        y, bank = torch.ops.gcnn.planar(x, weight, bias, *plan.tables, *plan[1:])
+        ctx.save_for_backward(x, weight, bias, bank)
         ctx.plan = plan
-        y: Tensor = torch.ops.gcnn.planar(x, weight, bias, *plan.tables, *plan[1:])
-        return y
+        planes: Tensor = y
+        return planes
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias = ctx.saved_tensors
+        x, weight, bias, bank = ctx.saved_tensors
         wanted = [ctx.needs_input_grad[0], ctx.needs_input_grad[1], bias is not None]
-        found = torch.ops.gcnn.planar_backward(grads[0], x, weight, bias, *ctx.plan.tables, *ctx.plan[1:], wanted)
+        found = torch.ops.gcnn.planar_backward(grads[0], x, weight, bias, bank, *ctx.plan.tables, *ctx.plan[1:], wanted)
         return (*(gradient if needed else None for gradient, needed in zip(found, wanted, strict=True)), None)
 
 
@@ -192,9 +193,10 @@ _PLAN = (
     "Tensor table, Tensor inverse, Tensor? forth, Tensor? back, int[] kernel_size, int[] stride, int[] padding, int[] dilation, "
     "int groups, bool channels_last, ScalarType dtype"
 )
-library.define(f"planar(Tensor x, Tensor weight, Tensor? bias, {_PLAN}) -> Tensor")
+library.define(f"planar(Tensor x, Tensor weight, Tensor? bias, {_PLAN}) -> (Tensor, Tensor)")
 library.define(
-    f"planar_backward(Tensor dy, Tensor x, Tensor weight, Tensor? bias, {_PLAN}, bool[] wanted) -> (Tensor, Tensor, Tensor)"
+    f"planar_backward(Tensor dy, Tensor x, Tensor weight, Tensor? bias, Tensor bank, {_PLAN}, bool[] wanted) "
+    "-> (Tensor, Tensor, Tensor)"
 )
 
 
@@ -203,38 +205,49 @@ def _plan(table: Tensor, inverse: Tensor, forth: Tensor | None, back: Tensor | N
     return Plan((table, inverse, forth, back), kernel_size, stride, padding, dilation, *rest[4:])
 
 
-def _planar(x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
-    """gcnn::planar: planes with their channels last, if the plan says so."""
+def _planar(x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
+    """gcnn::planar: planes with their channels last, if the plan says so; and the bank, if it is small."""
     plan = _plan(*rest)
-    y = _convolve(to_planes(x, len(plan.kernel_size), plan.groups), _bank(weight, plan), bias, plan)
-    return y.movedim(1, -1).contiguous().movedim(-1, 1) if plan.channels_last else y.contiguous()
+    bank = _bank(weight, plan)
+    y = _convolve(to_planes(x, len(plan.kernel_size), plan.groups), bank, bias, plan)
+    y = y.movedim(1, -1).contiguous().movedim(-1, 1) if plan.channels_last else y.contiguous()
+    return y, bank if bank.numel() <= KEPT else bank.new_empty(0)
 
 
-def _planar_backward(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
-    """gcnn::planar_backward: gradients that lie in memory as `_empty_gradients` says; nothing for those not wanted."""
+def _planar_backward(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, bank: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    """gcnn::planar_backward: gradients that lie in memory as their tensors do; nothing for those not wanted."""
     *rest_, wanted = rest
     plan = _plan(*rest_)
     dim = len(plan.kernel_size)
     planes = to_planes(x, dim, plan.groups)
-    dx, dweight, dbias = _gradients(dy, planes, _bank(weight, plan), weight, bias, plan, wanted)
+    bank = bank if bank.numel() else _bank(weight, plan)
+    dx, dweight, dbias = _gradients(dy, planes, bank, weight, bias, plan, wanted)
     if dx is not None:
         dx = from_planes(dx, x.shape[2], plan.groups) if x.ndim == dim + 3 else dx
-        dx = dx if dx.stride() == x.stride() else torch.empty_like(x).copy_(dx)
-    return tuple(x.new_empty(0) if gradient is None else gradient for gradient in (dx, dweight, dbias))
+    return tuple(
+        x.new_empty(0) if made is None or like is None else _laid_out(made, like)
+        for made, like in zip((dx, dweight, dbias), (x, weight, bias), strict=True)
+    )
+
+
+def _laid_out(x: Tensor, like: Tensor) -> Tensor:
+    """`x` in the memory order of `like`."""
+    found = torch.empty_like(like, dtype=x.dtype)
+    return x if x.stride() == found.stride() else found.copy_(x)
 
 
 def _empty_gradients(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
     """What `_planar_backward` returns, without its numbers."""
-    likes = (x, weight.mT.contiguous().mT, bias)
     return tuple(
         x.new_empty(0) if like is None or not needed else torch.empty_like(like)
-        for like, needed in zip(likes, rest[-1], strict=True)
+        for like, needed in zip((x, weight, bias), rest[-1], strict=True)
     )
 
 
-library.impl("planar", _planar, "CPU")
+for _key in ("CPU", "CUDA"):
+    library.impl("planar", _planar, _key)
+    library.impl("planar_backward", _planar_backward, _key)
 library.impl("planar", _planar, "Meta")
-library.impl("planar_backward", _planar_backward, "CPU")
 library.impl("planar_backward", _empty_gradients, "Meta")
 
 

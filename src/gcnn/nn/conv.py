@@ -98,7 +98,7 @@ class _Filters(GModule):
 
     def _bank(self, x: Tensor | None = None) -> Tensor:
         """The planar bank (S K_out, S_in K_in, *n) of the present weight, in the form that is fast for `x`."""
-        form = () if x is None else fast_form(self.group.dim, x, self.weight)
+        form = () if x is None else fast_form(self.group, x, self.weight)
         return transform_filter(self.group, self.weight, self.kernel_size, self.stabilizer, self._tables(), self.groups, *form)
 
     def _tables(self) -> Tables:
