@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from gcnn import GROUPS
 from gcnn.indices import index_table
-from gcnn.kernels import expand, fourier, fourier_cuda, gather, pool_stats
+from gcnn.kernels import expand, fourier, fourier_cuda, gather, image, pool_stats
 from gcnn.layout import as_tensor
 
 CPU = torch.device("cpu")
@@ -92,10 +93,27 @@ def products() -> None:
     torch.testing.assert_close(total, 1 + x.mT @ y, rtol=0, atol=1e-4)
 
 
+def images() -> None:
+    """The gradient of filters on images, beside that of torch's convolutions."""
+    cases: list[Any] = [(1, 3, 5, 1, 2, 1), (2, 3, 3, 1, 1, 1), (2, 1, 3, 2, 0, 1), (2, 2, 2, 1, 2, 2), (3, 1, 3, 1, 1, 1)]
+    for dim, k, n, stride, padding, dilation in cases:
+        x, size = torch.randn(3, k, *(9, 8, 7)[:dim]), (n,) * dim
+        weight, bias = torch.randn(70, k, *size, requires_grad=True), torch.zeros(70, requires_grad=True)
+        convolve: Any = (F.conv1d, F.conv2d, F.conv3d)[dim - 1]
+        y = convolve(x, weight, bias, stride, padding, dilation)
+        dy = torch.randn_like(y)
+        expected = torch.autograd.grad(y, (weight, bias), dy)
+        for grad in (dy, dy.movedim(1, -1).contiguous().movedim(-1, 1), dy.expand(2, *dy.shape)[1].mT.contiguous().mT):
+            found = image.bank_gradient(grad, x, size, *((each,) * dim for each in (stride, padding, dilation)))
+            torch.testing.assert_close(found[0], expected[0].flatten(2), rtol=1e-4, atol=1e-3)
+            torch.testing.assert_close(found[1], expected[1], rtol=1e-4, atol=1e-3)
+
+
 if __name__ == "__main__":
     torch.manual_seed(0)
     gathers()
     norms()
     transforms()
     products()
+    images()
     print("all kernels agree")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from gcnn.kernels.expand import collect, expand, expand_filters
 from gcnn.lattice import Domain
-from gcnn.layout import from_planes, spread, to_planes
+from gcnn.layout import from_planes, plain, spread, to_planes
 
 Tables = tuple[Tensor, Tensor, Tensor | None, Tensor | None]  # table, inverse, and the same by rows, where there are
 Domains = tuple[Domain, Domain]  # of the map that goes in, of the one that comes out
@@ -92,14 +93,31 @@ def _gradients(
     dy: Tensor, planes: Tensor, bank: Tensor, weight: Tensor, bias: Tensor | None, plan: Plan, wanted: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The gradients of the planes, of the filters and of their bias."""
-    (table, inverse, _, back), groups = plan.tables, plan.groups
+    (table, inverse, _, back), groups, geometry = plan.tables, plan.groups, (plan.stride, plan.padding, plan.dilation)
+    ours = wanted[1] and groups == 1 and dy.is_cuda and plain(dy) and _triton() is not None
+    few = ours and _triton().suits(planes, plan.kernel_size)
     sizes = None if bias is None else [bank.shape[0]]
-    dx, dweight, dbias = conv_backward(dy, planes, bank, sizes, plan.stride, plan.padding, plan.dilation, groups, wanted)
+    dx, dweight, dbias = (None, None, None)
+    if wanted[0] or not few:
+        theirs = (wanted[0], False, False) if few else wanted
+        dx, dweight, dbias = conv_backward(dy, planes, bank, sizes, *geometry, groups, theirs)
+    if few:
+        dweight, dbias = _triton().bank_gradient(dy, planes, plan.kernel_size, *geometry)
+        dbias = None if bias is None else dbias.to(bias.dtype)
     if dweight is not None:
         dweight = collect(dweight, table, inverse, math.prod(plan.kernel_size), groups, plan.channels_last, weight.dtype, back)
     if dbias is not None:
         dbias = dbias.view(groups, table.shape[0], -1).sum(1).flatten()
     return dx, dweight, dbias
+
+
+@lru_cache(maxsize=1)
+def _triton() -> Any:
+    try:
+        from gcnn.kernels import image
+    except ImportError:
+        return None
+    return image
 
 
 def _bank(weight: Tensor, plan: Plan) -> Tensor:
