@@ -246,8 +246,8 @@ def speed_on_gpu() -> str:
         "is slow, where small layers wait for Python, and the [Fourier algorithm](fourier.md), with its many steps, longest. "
         "What costs: masks on the hexagonal lattice of p6m; and in first layers, so in P4CNN too, cuDNN's deterministic "
         "gradients, which have a kernel of ours in their place since this was measured. A star: from an earlier run, before "
-        "exact float32 products became twice as fast. Peak memory of a training step, against the planar network, with TF32 and in bfloat16: "
-        f"{memory}. Records: `benchmarks/records/2026-11-16_speed_h200` and `2026-11-15_speed_h200`."
+        "exact float32 products became twice as fast. Peak memory of a training step, against the planar network, with TF32 and "
+        f"in bfloat16: {memory}. Records: `benchmarks/records/2026-11-16_speed_h200` and `2026-11-15_speed_h200`."
     )
     return "\n".join(rows)
 

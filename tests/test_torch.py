@@ -19,7 +19,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from common import feature_map, image, some_groups
 from gcnn import D3, GROUPS, Group, Oh, linem, p4, p4m, p6m
 from gcnn.functional import coset_pool, gcorr, transform_filter
-from gcnn.layout import to_planes
+from gcnn.kernels import fourier
+from gcnn.layout import from_planes, to_planes
 from gcnn.nn import (
     CosetPool,
     GAdaptiveAvgPool,
@@ -143,17 +144,42 @@ def test_what_compilers_see_of_a_correlation(layer: GConv, channels: tuple[int, 
     y = layer(x)
     last = layer.group.dim > 1
     kernel, bias = layer.kernel_size, layer.bias
-    rest = (*layer.tables, list(kernel), list(layer.stride), list(layer.padding), list(layer.dilation), layer.groups, last)
-    arguments = (x, layer.weight.detach(), None if bias is None else bias.detach(), *rest, x.dtype)
-    tests = ("test_schema", "test_faketensor")
-    assert set(torch.library.opcheck(torch.ops.gcnn.planar, arguments, test_utils=tests).values()) == {"SUCCESS"}
+    sizes = (list(kernel), list(layer.stride), list(layer.padding), list(layer.dilation), layer.groups, last, x.dtype)
+    tensors = (x, layer.weight.detach(), None if bias is None else bias.detach())
     dy = torch.randn_like(to_planes(y, layer.group.dim, layer.groups))
-    bank = torch.ops.gcnn.planar(*arguments)[1]
-    assert bank.numel() > 0
-    for wanted, kept in (([True, True, bias is not None], bank), ([False, True, False], bank.new_empty(0))):
-        backward = (dy, *arguments[:3], kept, *arguments[3:], wanted)
-        found = torch.library.opcheck(torch.ops.gcnn.planar_backward, backward, test_utils=tests)
-        assert set(found.values()) == {"SUCCESS"}
+    for algorithm in ("planar", "fourier"):
+        rest = (layer.group.code, algorithm, *layer.tables, *sizes)
+        tests = ("test_schema", "test_faketensor")
+        assert set(torch.library.opcheck(torch.ops.gcnn.correlate, (*tensors, *rest), test_utils=tests).values()) == {"SUCCESS"}
+        planes, bank = torch.ops.gcnn.correlate(*tensors, *rest)
+        torch.testing.assert_close(planes, to_planes(y, layer.group.dim, layer.groups), rtol=1e-4, atol=1e-4)
+        assert bank.numel() > 0
+        for wanted, kept in (([True, True, bias is not None], bank), ([False, True, False], bank.new_empty(0))):
+            backward = (dy, *tensors, kept, wanted, *rest)
+            found = torch.library.opcheck(torch.ops.gcnn.correlate_backward, backward, test_utils=tests)
+            assert set(found.values()) == {"SUCCESS"}
+            expected = torch.autograd.grad(layer(x), layer.weight, from_planes(dy, layer.group.order, layer.groups))[0]
+            gradient = torch.ops.gcnn.correlate_backward(*backward)[1]
+            torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_compiled_layers_take_the_faster_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def spied(*arguments: Any) -> Tensor:
+        seen.append(arguments[0].name)
+        return correlate(*arguments)
+
+    correlate = fourier.correlate
+    monkeypatch.setattr(fourier, "correlate", spied)
+    torch._dynamo.reset()
+    wide, narrow = GConv(p4m, 64, 64, 3, padding=1), GConv(p4m, 2, 2, 3, padding=1)
+    for layer, taken in ((wide, ["p4m"]), (narrow, [])):
+        x = torch.randn(2, layer.in_channels, 8, 16, 16)
+        expected = layer(x)
+        seen.clear()
+        torch.testing.assert_close(torch.compile(layer, backend="aot_eager")(x), expected, rtol=1e-4, atol=1e-4)
+        assert seen == taken
 
 
 @some_groups

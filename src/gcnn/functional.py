@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,14 +19,12 @@ from torch import Tensor
 from gcnn.checks import Size, as_tuple, check_axes, is_map
 from gcnn.groups import Group, Subgroup
 from gcnn.indices import doubled_coordinates, index_table, places, support
-from gcnn.kernels import planar
+from gcnn.kernels import compiled, planar
 from gcnn.kernels.expand import expand_filters
-from gcnn.kernels.fourier import fourier_gcorr, pays, pays_on_cuda
+from gcnn.kernels.fourier import Algorithm, choose, fourier_gcorr
 from gcnn.lattice import check_domain, kept_domain, mask_outside
-from gcnn.layout import as_tensor, autocasts, fast_form, filter_dtype, from_planes, plain, spread, to_planes, traced
+from gcnn.layout import as_tensor, autocasts, fast_form, from_planes, spread, to_planes, traced
 from gcnn.pooling import adaptive_avg_pool, avg_pool, coset_pool, max_pool, pool, restrict, subsample, upsample
-
-Algorithm = Literal["auto", "planar", "fourier"]
 
 __all__ = [
     "act",
@@ -225,7 +223,7 @@ def correlate(
     "planar" expands the filters to a planar bank (section 7); "fourier" multiplies functions on the point group by their Fourier
     transforms, which takes fewer multiplications (`gcnn.kernels.fourier`); "auto" takes the faster one. Images and maps over
     cosets gain nothing by "fourier", which spreads them over the group first. What traces or transforms functions
-    (torch.compile, torch.func), and torch.autocast, always see the planar one.
+    (torch.export, torch.func), and torch.autocast on CPUs, always see the planar one.
 
     >>> from gcnn import p4m
     >>> x, weight = torch.rand(1, 2, 8, 5, 5), torch.rand(3, 2, 8 * 9)
@@ -235,7 +233,7 @@ def correlate(
     """
     check_algorithm(algorithm)
     steps, spread_by = as_tuple(group, stride, "stride"), as_tuple(group, dilation, "dilation")
-    algorithm = choose(group, x, weight, algorithm, groups, steps)
+    asked, algorithm = algorithm, choose(group, x, weight, algorithm, groups, steps)
     channels_last, dtype = fast_form(group, x, weight)
     if autocasts(x.device.type):
         x, bias = x.to(dtype), None if bias is None else bias.to(dtype)
@@ -243,6 +241,8 @@ def correlate(
         checked = _check_tables(group, weight, kernel_size, stabilizer, tables)
         pads = whole_padding(group, kernel_size, steps, padding, spread_by)
         plan = planar.Plan(checked, kernel_size, steps, pads, spread_by, groups, channels_last, dtype)
+        if compiled.opaque(x):
+            return mask_outside(group, compiled.correlate(mask_outside(group, x), weight, bias, plan, group, asked))
         if group.fills_box:
             return (planar.by_parts if traced() else planar.correlate)(x, weight, bias, plan)
         domains = _domains(group, x, plan)
@@ -272,26 +272,6 @@ def _domains(group: Group, x: Tensor, plan: planar.Plan) -> planar.Domains | Non
     before = kept_domain(group, space, x)
     after = kept_domain(group, size, x) if min(size) > 0 else None
     return None if before is None or after is None else (before, after)
-
-
-def choose(
-    group: Group, x: Tensor, weight: Tensor, algorithm: Algorithm, groups: int = 1, stride: tuple[int, ...] = (1,)
-) -> Algorithm:
-    """The algorithm to take: the faster one for "auto"; "planar" for whatever traces or transforms functions."""
-    if algorithm == "planar" or traced() or not x.numel() or (not x.is_cuda and autocasts(x.device.type)):
-        return "planar"
-    if algorithm == "fourier":
-        return algorithm
-    shape, order = x.shape, group.order
-    if len(shape) != group.dim + 3 or shape[2] != order or groups > 1 or max(stride) > 1:
-        return "planar"
-    k_out, k_in, stored = weight.shape
-    sizes = (k_in, k_out, stored // order, x.numel() // (shape[1] * order))
-    if x.is_cuda:
-        faster = plain(x) and pays_on_cuda(group, filter_dtype("cuda", weight.dtype), *sizes)
-    else:
-        faster = x.is_cpu and x.dtype == weight.dtype in (torch.float32, torch.float64) and pays(group, *sizes)
-    return "fourier" if faster else "planar"
 
 
 def _checked(

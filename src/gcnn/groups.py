@@ -7,6 +7,7 @@ every group is split: g = t s. This file knows neither torch nor kernels.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -100,6 +101,8 @@ class Group:
     """
     axis_classes: tuple[tuple[int, ...], ...] = field(init=False, compare=False)
     """The array axes, gathered by which ones the group mixes: sizes must agree along each class."""
+    code: str = field(init=False, compare=False)
+    """Its name, matrices and metric as text."""
 
     def __post_init__(self) -> None:
         who = f"Group {self.name!r}"
@@ -107,8 +110,9 @@ class Group:
         gram = _as_gram(who, self.metric, arrays.shape[1])
         object.__setattr__(self, "matrices", _tuples(arrays))
         object.__setattr__(self, "metric", _tuples(gram[None])[0])
-        object.__setattr__(self, "oblique", _oblique_rows(arrays))  # plain attributes: torch.compile reads these two
+        object.__setattr__(self, "oblique", _oblique_rows(arrays))  # plain attributes: torch.compile reads these three
         object.__setattr__(self, "axis_classes", _axis_classes(arrays))
+        object.__setattr__(self, "code", json.dumps([self.name, self.matrices, self.metric]))
         if not np.array_equal(arrays[0], np.eye(self.dim)):
             raise ValueError(f"{who}: element 0 must be the identity, got {arrays[0].tolist()}; put the identity first")
         _check_isometries(f"{who}: element", arrays, gram)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -28,7 +28,9 @@ from gcnn.indices import doubled_coordinates, index_table, places, support
 from gcnn.irreps import FloatArray, fourier_matrix, irreps, multiplications
 from gcnn.kernels.expand import collect, expand_filters
 from gcnn.kernels.planar import conv_backward
-from gcnn.layout import allows_tf32, as_tensor, plain
+from gcnn.layout import allows_tf32, as_tensor, autocasts, filter_dtype, plain, traced
+
+Algorithm = Literal["auto", "planar", "fourier"]
 
 BLOCK = {"cpu": 1 << 23, "cuda": 1 << 28}  # bytes of patches worked on at a time: what a cache holds, what keeps a GPU busy
 LARGEST = 48  # order of the groups whose transforms a GPU's registers hold
@@ -111,6 +113,35 @@ def pays(group: Group, k_in: int, k_out: int, taps: int, points: int) -> bool:
     return points >= 256 and saved > 1.15 * moved
 
 
+def choose(
+    group: Group,
+    x: Tensor,
+    weight: Tensor,
+    algorithm: Algorithm,
+    groups: int = 1,
+    stride: tuple[int, ...] = (1,),
+    dtype: torch.dtype | None = None,
+) -> Algorithm:
+    """The algorithm to take: the faster one for "auto"; "planar" for whatever traces or transforms functions.
+
+    `dtype` is that of the filters on a GPU, if it is not the one that autocast wants now.
+    """
+    if algorithm == "planar" or traced() or not x.numel() or (not x.is_cuda and autocasts(x.device.type)):
+        return "planar"
+    if algorithm == "fourier":
+        return algorithm
+    shape, order = x.shape, group.order
+    if len(shape) != group.dim + 3 or shape[2] != order or groups > 1 or max(stride) > 1:
+        return "planar"
+    k_out, k_in, stored = weight.shape
+    sizes = (k_in, k_out, stored // order, x.numel() // (shape[1] * order))
+    if x.is_cuda:
+        faster = plain(x) and pays_on_cuda(group, dtype or filter_dtype("cuda", weight.dtype), *sizes)
+    else:
+        faster = x.is_cpu and x.dtype == weight.dtype in (torch.float32, torch.float64) and pays(group, *sizes)
+    return "fourier" if faster else "planar"
+
+
 def fourier_gcorr(
     group: Group,
     planes: Tensor,
@@ -130,8 +161,7 @@ class _Fourier(torch.autograd.Function):
     def forward(ctx: Any, planes: Tensor, weight: Tensor, group: Group, *geometry: tuple[int, ...]) -> Tensor:
         ctx.save_for_backward(planes, weight)
         ctx.rest = group, geometry
-        with torch.autocast(planes.device.type, enabled=False):
-            return _correlate(group, planes, weight, *geometry)
+        return correlate(group, planes, weight, *geometry)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -140,23 +170,40 @@ class _Fourier(torch.autograd.Function):
         batched = torch._C._functorch.is_batchedtensor(grads[0]) or torch._C._functorch.is_legacy_batchedtensor(grads[0])
         if torch.is_grad_enabled() or batched:  # gradients of gradients, or many at once: the planar algorithm has them all
             return (*_by_planar(group, planes, weight, grads[0], kernel_size, stride, padding, dilation), *(None,) * 5)
-        with torch.autocast(planes.device.type, enabled=False):
-            return (*_Fourier._gradients(ctx, grads[0], planes, weight), *(None,) * 5)
+        found = gradients(group, grads[0], planes, weight, kernel_size, stride, padding, dilation, wanted=ctx.needs_input_grad)
+        return (*found, *(None,) * 5)
 
-    @staticmethod
-    def _gradients(ctx: Any, dy: Tensor, planes: Tensor, weight: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        group, (kernel_size, stride, padding, dilation) = ctx.rest
-        d_planes = d_weight = None
-        if ctx.needs_input_grad[0]:
+
+def correlate(group: Group, planes: Tensor, weight: Tensor, *geometry: tuple[int, ...]) -> Tensor:
+    """The same as `fourier_gcorr`, without gradients."""
+    with torch.autocast(planes.device.type, enabled=False):
+        return _correlate(group, planes, weight, *geometry)
+
+
+def gradients(
+    group: Group,
+    dy: Tensor,
+    planes: Tensor,
+    weight: Tensor,
+    kernel_size: tuple[int, ...],
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    dilation: tuple[int, ...],
+    wanted: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of the planes and of the filters, where they are wanted."""
+    d_planes = d_weight = None
+    with torch.autocast(planes.device.type, enabled=False):
+        if wanted[0]:
             spread = _insert_zeros(dy, stride, planes.shape[2:], kernel_size, padding, dilation)
             pad = tuple(d * (n - 1) - p for d, n, p in zip(dilation, kernel_size, padding, strict=True))
             d_planes = _correlate(group, spread, weight, kernel_size, (1,) * group.dim, pad, dilation, adjoint=True)
-        if ctx.needs_input_grad[1]:
+        if wanted[1]:
             sizes = (weight.shape[1], weight.shape[0], weight.shape[2] // group.order, dy.shape[0] * math.prod(dy.shape[2:]))
             planar = _on_cuda(group, dy) and not pays_on_cuda(group, dy.dtype, *sizes, gradient=True)
             gradient = _planar_weight_gradient if planar else _weight_gradient
             d_weight = gradient(group, planes, dy, weight, kernel_size, stride, padding, dilation)
-        return d_planes, d_weight
+    return d_planes, d_weight
 
 
 @lru_cache(maxsize=1)

@@ -11,10 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gcnn.checks import Size, as_tuple, shape_text
-from gcnn.functional import Algorithm, check_algorithm, choose, correlate, planar_gcorr_transpose, transform_filter
+from gcnn.functional import check_algorithm, correlate, planar_gcorr_transpose, transform_filter
 from gcnn.groups import Group, Subgroup
 from gcnn.indices import index_table, support
 from gcnn.kernels.expand import rows_of
+from gcnn.kernels.fourier import Algorithm, choose
 from gcnn.kernels.planar import Tables
 from gcnn.layout import as_tensor, fast_form, spread
 from gcnn.nn.module import Device, GModule, check_group, checked_axes, naming
