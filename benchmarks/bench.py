@@ -156,6 +156,8 @@ def candidates(title: str, case: Case, device: str, compiled: bool, exact: bool 
         yield "gcnn, planar algorithm", Candidate(other, x)
     if compiled:
         torch._dynamo.reset()  # else the case after a few others would run uncompiled
+        inner: Any = torch._functorch.config  # gradients come as outputs lie: between layers always, here from torch 2.13 on
+        inner.guess_tangent_strides_as_outputs = True
         yield "gcnn compiled", Candidate(torch.compile(case.make().to(device), dynamic=False), x)
         yield "planar compiled", Candidate(torch.compile(_copy(twin, last), dynamic=False), fast)
     if case.group.fills_box:

@@ -241,14 +241,12 @@ def correlate(
         checked = _check_tables(group, weight, kernel_size, stabilizer, tables)
         pads = whole_padding(group, kernel_size, steps, padding, spread_by)
         plan = planar.Plan(checked, kernel_size, steps, pads, spread_by, groups, channels_last, dtype)
-        if compiled.opaque(x):
+        if traced() and compiled.opaque(x):
             return mask_outside(group, compiled.correlate(mask_outside(group, x), weight, bias, plan, group, asked))
-        if group.fills_box:
-            return (planar.by_parts if traced() else planar.correlate)(x, weight, bias, plan)
-        domains = _domains(group, x, plan)
-        if domains is not None:
-            return planar.correlate(x, weight, bias, plan, domains)
-        return mask_outside(group, planar.by_parts(mask_outside(group, x), weight, bias, plan))
+        domains = None if group.fills_box else _domains(group, x, plan)
+        if traced() or not (group.fills_box or domains):
+            return mask_outside(group, planar.by_parts(mask_outside(group, x), weight, bias, plan))
+        return planar.correlate(x, weight, bias, plan, domains)
     if x.ndim != group.dim + 3 or x.shape[2] != group.order:
         # a function on cosets is one on the group that is constant on each of them
         within = group.check_subgroup(stabilizer)
