@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -283,6 +284,30 @@ def one(x: Tensor) -> Tensor:
     return F.adaptive_avg_pool2d(x, 1)
 
 
+def own_size(net: Any, x: Tensor) -> Tensor:
+    y = net.c(x)
+    found: Tensor = net.f(F.avg_pool2d(y, y.size()[2:]).flatten(1))
+    return found
+
+
+def both_sizes(net: Any, x: Tensor) -> Tensor:
+    y = net.c(x)
+    found: Tensor = net.f(F.avg_pool2d(y, (y.size(2), y.shape[3])).view(y.size(0), -1))
+    return found
+
+
+def in_bfloat16(net: Any, x: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        y: Tensor = net.c(x)
+    return y
+
+
+def shared() -> nn.Module:
+    first, second = conv(8, 8), conv(8, 8)
+    second.weight = first.weight
+    return nn.Sequential(conv(3, 8), first, nn.ReLU(), second)
+
+
 class ChannelsFirstNorm(nn.Module):
     """As ConvNeXt's own code writes it."""
 
@@ -329,9 +354,6 @@ GOOD: dict[str, nn.Module] = {
     ),
     "fully convolutional": nn.Sequential(conv(3, 8), nn.ReLU(), conv(8, 5), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
     "a maximum over space": nn.Sequential(conv(3, 8), nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(8, 3)),
-    "a pool as large as the map": Written(
-        lambda s, x: s.f(F.avg_pool2d(s.c(x), x.size()[2:]).flatten(1)), c=conv(3, 8), f=nn.Linear(8, 3)
-    ),
     "channels last at the end": Written(lambda s, x: last(s.c(x)), c=conv(3, 8)),
     "a depthwise layer at the end": nn.Sequential(conv(3, 8), nn.ReLU(), conv(8, 8, groups=8)),
     "an argument that is not given": WrittenForOneOrTwo(lambda s, x, m: s.c(x) if m is None else s.c(x) * m, c=conv(3, 8)),
@@ -439,6 +461,32 @@ GOOD: dict[str, nn.Module] = {
     ),
     "the larger of two": Written(lambda s, x: s.d(torch.max(s.c(x), s.e(x))), c=conv(3, 8), e=conv(3, 8), d=conv(8, 2)),
     "an image without its mean": Written(lambda s, x: s.d(F.relu(s.c(x - x.mean(1, keepdim=True)))), c=conv(3, 8), d=conv(8, 2)),
+    "a pool as large as the map": Written(own_size, c=conv(3, 8), f=nn.Linear(8, 4)),
+    "a pool as large as both sides": Written(both_sizes, c=conv(3, 8), f=nn.Linear(8, 4)),
+    "divided by the number of channels": Written(lambda s, x: s.d(s.c(x) / s.c(x).shape[-3]), c=conv(3, 8), d=conv(8, 2)),
+    "divided by the channels at the end": Written(
+        lambda s, x: s.d((last(s.c(x)) / last(s.c(x)).size(3)).permute(0, 3, 1, 2)), c=conv(3, 8), d=conv(8, 2)
+    ),
+    "divided by the size at its place": Written(
+        lambda s, x: s.d((last(s.c(x)) / last(s.c(x)).shape[1]).permute(0, 3, 1, 2)), c=conv(3, 8), d=conv(8, 2)
+    ),
+    "scaled after it was flattened": Written(
+        lambda s, x: s.f(one(s.c(x)).flatten(1) * s.g), c=conv(3, 8), f=nn.Linear(8, 4), g=nn.Parameter(torch.randn(1, 8))
+    ),
+    "a mean beside its map": Written(
+        lambda s, x: s.d(torch.cat([one(s.c(x)).expand_as(s.e(x)), s.e(x)], 1)), c=conv(3, 8), e=conv(3, 8), d=conv(16, 2)
+    ),
+    "a norm of a vector": nn.Sequential(conv(3, 8), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.LayerNorm(8), nn.Linear(8, 4)),
+    "torch.reshape": Written(lambda s, x: s.f(torch.reshape(one(s.c(x)), (x.shape[0], -1))), c=conv(3, 8), f=nn.Linear(8, 4)),
+    "a maximum over space by a call": Written(
+        lambda s, x: s.f(F.adaptive_max_pool2d(s.c(x), 1).flatten(1)), c=conv(3, 8), f=nn.Linear(8, 4)
+    ),
+    "mean and maximum": Written(
+        lambda s, x: s.f(torch.cat([one(s.c(x)).flatten(1), s.c(x).amax((2, 3))], 1)), c=conv(3, 8), f=nn.Linear(16, 4)
+    ),
+    "one channel on the way": Written(
+        lambda s, x: s.d(s.b(s.a(s.c(x)))), c=conv(3, 8), a=conv(8, 1), b=conv(1, 16), d=conv(16, 2)
+    ),
     "memory formats": Written(lambda s, x: s.d(s.c(x).contiguous(memory_format=torch.channels_last)), c=conv(3, 8), d=conv(8, 2)),
 }
 
@@ -632,6 +680,38 @@ BAD: dict[str, tuple[nn.Module, str]] = {
         Written(lambda s, x: s.f(last(s.c(x)).flatten(1)), c=conv(3, 8), f=nn.Linear(8 * 81, 2)),
         r"permuted",
     ),
+    "a pool of a computed size": (
+        Written(lambda s, x: F.avg_pool2d(s.c(x), x.shape[2] // 3), c=conv(3, 8)),
+        r"a pool of a size that is known only when it runs",
+    ),
+    "a pool as large as something else": (
+        Written(lambda s, x: F.avg_pool2d(s.c(x), x.size()[2:]), c=conv(3, 8)),
+        r"give it as numbers, or as the map's own size",
+    ),
+    "places as channels": (
+        Written(lambda s, x: s.f(s.c(x).flatten(1).view(2, -1, 1, 1)), c=conv(3, 8), f=nn.Conv2d(648, 4, 1)),
+        r"view, a view to a shape of its own",
+    ),
+    "the size of a flat map": (
+        Written(lambda s, x: s.f(s.c(x).flatten(1) / s.c(x).flatten(1).size(1)), c=conv(3, 8), f=nn.Linear(648, 4)),
+        r"the number of values of a flattened map",
+    ),
+    "a whole shape": (Written(lambda s, x: s.c(x).view(s.c(x).shape[1:]), c=conv(3, 8)), r"the part slice\(1, None, None\) of"),
+    "a convolution of channels at the end": (
+        Written(lambda s, x: s.d(last(s.c(x))), c=conv(3, 8), d=conv(9, 4)),
+        r"d \(Conv2d.*permuted to the end, .* permute them back first",
+    ),
+    "a pool of channels at the end": (Written(lambda s, x: F.max_pool2d(last(s.c(x)), 2), c=conv(3, 8)), r"back first"),
+    "too few channels": (nn.Sequential(conv(3, 8), conv(4, 8)), r"1 \(Conv2d\(4.*gets 8 channels"),
+    "a linear layer on maps": (nn.Sequential(conv(3, 9), nn.Linear(9, 4)), r"1 \(Linear.*works along their last axis"),
+    "a norm of a flat map": (nn.Sequential(conv(3, 8), nn.Flatten(), nn.GroupNorm(4, 648)), r"before they are flattened"),
+    "slopes of a flat map": (nn.Sequential(conv(3, 8), nn.Flatten(), nn.PReLU(648)), r"one slope, or one a channel of a map"),
+    "numbers of a flat map": (
+        Written(lambda s, x: s.f(s.c(x).flatten(1) * s.g), c=conv(3, 8), f=nn.Linear(648, 4), g=nn.Parameter(torch.randn(648))),
+        r"meet maps, before those are flattened",
+    ),
+    "one parameter of two layers": (shared(), r"1\.weight and 3\.weight are one parameter"),
+    "another precision inside": (Written(in_bfloat16, c=conv(3, 8)), r"uses torch\.autocast, which tracing would lose"),
     "half flattened": (Written(lambda s, x: s.c(x).flatten(1, 2), c=conv(3, 8)), r"to a shape of its own"),
 }
 
@@ -641,6 +721,43 @@ def test_what_would_be_wrong_without_a_word_is_refused(name: str) -> None:
     net, words = BAD[name]
     with pytest.raises(ValueError, match=words):
         convert(net, p4m)
+
+
+def test_reshapes_of_another_size_fail_with_their_layer_named() -> None:
+    x = torch.randn(2, 3, 9, 9)
+    for width, size in ((8, 8), (16, 144)):  # both mix places into the batch
+        net = Written(lambda s, x, size=size: s.f(s.c(x).reshape(-1, size)), c=conv(3, width), f=nn.Linear(size, 4))
+        with pytest.raises(ValueError, match=r"^f: expected a map of a single place, \(N, K, S, 1, 1\), got \(2, "):
+            convert(net, p4m)(x)
+        with pytest.raises(ValueError, match=r"fails on the example \(2, 3, 9, 9\): f: expected a map of a single place"):
+            convert(net, p4m, example=x)
+
+
+def test_replaced_modules_do_not_mix_places_into_the_batch() -> None:
+    class Branches(nn.Module):
+        def __init__(self, reduce: Callable[[Tensor], Tensor]) -> None:
+            super().__init__()
+            self.c, self.f, self.reduce = conv(3, 32), nn.Linear(32, 5), reduce
+
+        def forward(self, x: Tensor) -> Tensor:
+            if float(x.mean()) > 1e9:
+                x = -x
+            found: Tensor = self.f(self.reduce(F.relu(self.c(x))))
+            return found
+
+    x = torch.randn(8, 3, 9, 9)
+    with pytest.raises(ValueError, match=r"it fails: expected functions on the group"):
+        convert(Branches(lambda y: y.flatten(2).mean(2)), p4m, example=x)
+    made = convert(Branches(lambda y: y.mean((-2, -1))), p4m, example=x)
+    assert made(x).shape == (8, 5)
+    assert equivariance_error(made.double(), p4m, x.double()) < 1e-10
+
+
+def test_norms_by_the_batch_have_no_mean_over_the_group() -> None:
+    net = nn.Sequential(conv(3, 8), nn.BatchNorm2d(8, track_running_stats=False), nn.ReLU(), conv(8, 2))
+    assert convert(net, p4m)(torch.randn(2, 3, 9, 9)).shape == (2, 2, 9, 9)
+    with pytest.raises(ValueError, match=r"1 \(BatchNorm2d.* with its weights .*track_running_stats=True"):
+        convert(net, p4m, "channels", weights=True)
 
 
 def test_modes_and_frozen_parameters_stay() -> None:

@@ -88,7 +88,7 @@ def convert(
             ) from error
         one_by_one = _Replacer(whole, group, pool, weights)
         factor = _fitted(one_by_one, factor) if keep == "params" else factor
-        return _checked(_replaced(one_by_one, factor, example), group, example)
+        return _checked(_replaced(one_by_one, factor, example), whole, group, pool, example)
     build = Converter(model, graph, group, pool, weights, always)
     if keep == "params":
         factor = _fitted(build, factor)
@@ -101,7 +101,7 @@ def convert(
         asked = {name: p.requires_grad for name, p in model.named_parameters()}
         for name, p in made.named_parameters():
             p.requires_grad_(asked.get(name, True))
-    return made if example is None else _checked(made, group, example)
+    return made if example is None else _checked(made, whole, group, pool, example)
 
 
 def _check_options(model: nn.Module, group: Group, keep: Keep, pool: str | None, weights: bool, example: Any) -> None:
@@ -113,6 +113,14 @@ def _check_options(model: nn.Module, group: Group, keep: Keep, pool: str | None,
         raise ValueError(f'convert: pool must be "mean", "max" or None, got {pool!r}')
     if weights and keep != "channels":
         raise ValueError(f'convert: weights=True needs all of the channels, keep="channels", got keep={keep!r}')
+    owners: dict[int, str] = {}
+    for name, m in model.named_modules():
+        for last, p in m.named_parameters(recurse=False):
+            first = owners.setdefault(id(p), f"{name}.{last}")
+            if first != f"{name}.{last}":
+                raise ValueError(
+                    f"convert: {first} and {name}.{last} are one parameter, and would become two; call one module twice instead"
+                )
     if any(hasattr(m, "group") and isinstance(m.group, Group) for m in model.modules()):
         raise ValueError(f"convert: {type(model).__name__} has layers on a group already")
     for name, m in model.named_modules():
@@ -179,7 +187,14 @@ def _fitted(build: Converter | _Replacer, factor: float) -> float:
     return best
 
 
-def _checked(made: nn.Module, group: Group, example: Tensor | tuple[Tensor, ...]) -> nn.Module:
+def _without_channels(x: Tensor) -> tuple[int, ...]:
+    """A shape, without the channels: those of features that are not learned to the end change."""
+    return (*x.shape[:1], *x.shape[2:]) if x.ndim > 1 else tuple(x.shape)
+
+
+def _checked(
+    made: nn.Module, model: nn.Module, group: Group, pool: str | None, example: Tensor | tuple[Tensor, ...]
+) -> nn.Module:
     """The network, unless something that it returns is not equivariant on the example."""
     like, images = next(made.parameters()), _images(example)
     x = torch.cat(images, 1).to(like.device, like.dtype)
@@ -190,6 +205,16 @@ def _checked(made: nn.Module, group: Group, example: Tensor | tuple[Tensor, ...]
     except Exception as error:
         raise ValueError(f"convert: the converted network fails on the example {_shapes(example)}: {error}") from error
     results, alone = tree_leaves(result), isinstance(result, Tensor) and len(images) == 1
+    if pool is not None:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            before = tree_leaves(copy.deepcopy(model).eval()(*x.split(channels, 1)))
+        for i, (y, was) in enumerate(zip(results, before, strict=True)):
+            if isinstance(was, Tensor) and _without_channels(y) != _without_channels(was):
+                raise ValueError(
+                    f"convert: on the example the network returns {tuple(was.shape)}, and the converted one {tuple(y.shape)}"
+                    + (f", number {i} of its results" if len(results) > 1 else "")
+                    + "; it reshapes a map in a way that is not known: flatten(1), means over space and views (N, C, 1, 1) are"
+                )
     for i, y in enumerate(results):
         if isinstance(y, Tensor) and y.is_floating_point():
             found = explain(made if alone else _One(made, channels, i), x, group)
@@ -261,7 +286,7 @@ class _Proxy(fx.Proxy):
 class _Tracer(fx.Tracer):
     def __init__(self) -> None:
         super().__init__()
-        self.graded = torch.is_grad_enabled()
+        self.graded, self.cast = torch.is_grad_enabled(), _autocasts()
         self.names: dict[int, str] = {}
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
@@ -287,10 +312,16 @@ class _Tracer(fx.Tracer):
             raise _RefusedError(
                 f"{_place(self.names)} switches gradients off, which tracing would lose; use requires_grad_(False)"
             )
+        if _autocasts() != self.cast:
+            raise _RefusedError(f"{_place(self.names)} uses torch.autocast, which tracing would lose; use it around the network")
         node = super().create_node(*args, **kwargs)
         if node.op in ("call_function", "call_method", "get_attr"):
             node.meta["place"] = _place(self.names)
         return node
+
+
+def _autocasts() -> tuple[bool, ...]:
+    return tuple(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda"))
 
 
 @contextmanager
@@ -419,5 +450,10 @@ class _Head(nn.Module):
         self.linear = nn.Linear(channels, linear.out_features, linear.bias is not None)
 
     def forward(self, x: Tensor) -> Tensor:
-        functions = x.reshape(-1, self.channels, self.order)
+        if x.shape[1:] not in ((self.channels * self.order,), (self.channels, self.order)):
+            raise ValueError(
+                f"expected functions on the group, (N, {self.channels}, {self.order}) or flat, got {tuple(x.shape)}; flatten(1) "
+                "after a pool to a single place is known"
+            )
+        functions = x.reshape(len(x), self.channels, self.order)
         return self.linear(functions.mean(2) if self.pool == "mean" else functions.amax(2))

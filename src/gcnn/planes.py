@@ -34,7 +34,7 @@ from gcnn.nn import (
     GUpsample,
     Restrict,
 )
-from gcnn.nn.each import ChannelDropout, EachElement, PadBoth, UpsampleTo
+from gcnn.nn.each import AtOnePlace, ChannelDropout, EachElement, PadBoth, UpsampleTo
 from gcnn.nn.module import GModule
 from gcnn.pointwise import (
     IN_PLACE,
@@ -356,6 +356,9 @@ class Planar:
         turned = v.x.transpose(1, 2)
         return v.into(self._insert(name, made, turned.flatten(0, 1)).unflatten(0, (-1, turned.size(1))).transpose(1, 2))
 
+    def _at_one_place(self, name: str, module: AtOnePlace, v: Value) -> Value:
+        return Value(self._map(v).flatten(2), rank=3)
+
     def _coset_pool(self, name: str, module: CosetPool, v: Value) -> Value:
         reduce = "amax" if module.reduce == "max" else "mean"
         order, members = module.group.order, module._members or [list(range(module.group.order))]
@@ -420,6 +423,7 @@ class Planar:
         GSubsample: _subsample,
         GPool: _group_pool,
         EachElement: _each,
+        AtOnePlace: _at_one_place,
         ChannelDropout: _same,
     }
 

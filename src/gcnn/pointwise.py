@@ -11,7 +11,21 @@ from torch import nn
 
 # number by number and with 0 at 0: what is garbage outside a hexagonal domain may stay so until something looks at it
 KEEP_ZERO_MODULES = (
-    *(nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.Tanh),
+    *(
+        nn.Identity,
+        nn.ReLU,
+        nn.ReLU6,
+        nn.LeakyReLU,
+        nn.ELU,
+        nn.CELU,
+        nn.SELU,
+        nn.GELU,
+        nn.SiLU,
+        nn.Mish,
+        nn.Hardswish,
+        nn.Tanh,
+        nn.Softsign,
+    ),
     *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
 )
 KEEP_ZERO: set[Any] = {

@@ -56,6 +56,9 @@ MODELS: dict[str, tuple[Callable[..., nn.Module], dict[str, Any]]] = {
 """Name -> (builder, the arguments that the name stands for)."""
 
 
+ALIASES = {"densenet": "densenet121", "convnext": "convnext-tiny", "resnet10_3d": "resnet10-3d"}
+"""Other names for some of them."""
+
 EXAMPLES: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("z2cnn", "p4cnn", "p4cnn-rotpool", "digit-resnet"), (1, 28, 28)),
     **dict.fromkeys(("resnet44", "resnet26", "resnet18", "resnet34", "resnet50"), (3, 33, 33)),
@@ -85,6 +88,7 @@ def build(name: str, pretrained: bool = False, **options: Any) -> nn.Module:
     >>> sum(p.numel() for p in build("p4cnn").parameters())
     24680
     """
+    name = ALIASES.get(name, name)
     if name not in MODELS:
         raise ValueError(f"model must be one of {', '.join(MODELS)}, got {name!r}")
     builder, defaults = MODELS[name]
@@ -92,6 +96,9 @@ def build(name: str, pretrained: bool = False, **options: Any) -> nn.Module:
         if options["group"] not in GROUPS:
             raise ValueError(f"build: group must be one of {', '.join(GROUPS)}, got {options['group']!r}")
         options["group"] = GROUPS[options["group"]]
+    for count in ("num_classes", "in_channels"):
+        if count in options and not (isinstance(options[count], int) and options[count] > 0):
+            raise ValueError(f"build({name!r}): {count} must be a positive whole number, got {options[count]!r}")
     try:
         made = builder(**{**defaults, **options})
     except TypeError as error:

@@ -122,6 +122,8 @@ class _Filters(GModule):
         psi = torch.as_tensor(psi)
         fibre = () if self.on_plane else (self.cosets,)
         expected = (*self.weight.shape[:2], *fibre, *self.kernel_size)
+        if self.on_plane and psi.ndim == self.group.dim + 3 and psi.shape[2] == 1:  # GrouPy's first layers have such an axis
+            psi = psi.squeeze(2)
         if tuple(psi.shape) != expected:
             raise ValueError(f"{self._label()}: expected filters {expected}, got {tuple(psi.shape)}")
         inside = torch.from_numpy(support(self.group, self.kernel_size).ravel().copy())

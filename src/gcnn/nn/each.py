@@ -52,6 +52,23 @@ class ChannelDropout(nn.Module):
         return f"p={self.p}"
 
 
+class AtOnePlace(GModule):
+    """A map of a single place, (N, K, S, 1, ...), as a function on the group, (N, K, S)."""
+
+    def __init__(self, group: Group, name: str) -> None:
+        super().__init__(group)
+        self.name = name
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The values at the only place that there is."""
+        if x.shape[3:].numel() != 1:
+            raise ValueError(
+                f"{self.name}: expected a map of a single place, (N, K, S{', 1' * self.group.dim}), got {tuple(x.shape)}; pool "
+                "over space first, or give the network images of the size for which it was written"
+            )
+        return x.flatten(2)
+
+
 class UpsampleTo(GModule):
     """Enlarges a map to a size that is known only when it runs."""
 

@@ -41,9 +41,12 @@ def _pool(net: Converter, node: fx.Node, x: Value) -> Value:
     if x.kind == "line":
         raise net.refusal(f"{node.name}, a pool,", x, "reduce its last axis, or flatten after the pool")
     sizes = (*node.args[1:2], *(v for k, v in node.kwargs.items() if k in ("kernel_size", "output_size")))
-    if any(isinstance(s, fx.Node) for s in sizes):  # as large as the map
-        if kind is not GAvgPool:
-            raise net.refusal(f"{node.name}, a pool of a size that is known only when it runs,", x, "give it as numbers")
+    if x.last:
+        raise net.refusal(f"{node.name}, a pool,", x, "permute its channels back first")
+    if any(isinstance(s, fx.Node) for size in sizes for s in (size if isinstance(size, list | tuple) else [size])):
+        if kind is not GAvgPool or not _is_size_of(node.args[0], sizes[0]):
+            remedy = "give it as numbers, or as the map's own size, x.shape[2:]"
+            raise net.refusal(f"{node.name}, a pool of a size that is known only when it runs,", x, remedy)
         return replace(net.insert(node.name, GAdaptiveAvgPool(net.group, 1), x), single=True)
     if kind is GAdaptiveAvgPool:
         return layers.adaptive(net, node.name, sizes[0], x)
@@ -54,6 +57,25 @@ def _pool(net: Converter, node: fx.Node, x: Value) -> Value:
     return net.insert(node.name, made, x)
 
 
+def _is_size_of(x: Any, size: Any) -> bool:
+    """Whether `size` is that of the map `x` in space: `x.shape[2:]`, `x.size(2)`, a list of such."""
+    if isinstance(size, list | tuple):
+        return all(_is_size_of(x, each) for each in size)
+    if not isinstance(size, fx.Node) or size.target not in ("size", operator.getitem):
+        return False
+    whole: Any = size.args[0]
+    index = size.args[1] if len(size.args) > 1 else None
+    if size.target == "size":
+        return whole is x and index in (2, 3, 4, -1, -2, -3)
+    shape = isinstance(whole, fx.Node) and (whole.target == "size" or (whole.target is getattr and whole.args[1] == "shape"))
+    return shape and whole.args[0] is x and index in (2, 3, 4, -1, -2, -3, slice(2, None), slice(-2, None), slice(-3, None))
+
+
+def _adaptive_max(net: Converter, node: fx.Node, x: Value) -> Value:
+    named = arguments(node, "output_size", "return_indices")
+    return layers.max_over_space(net, f"{node.name}, a pool,", named.get("output_size"), bool(named.get("return_indices")), x)
+
+
 def _interpolate(net: Converter, node: fx.Node, x: Value) -> Value:
     named = arguments(node, "size", "scale_factor", "mode", "align_corners")
     size, scale = named.get("size"), named.get("scale_factor")
@@ -61,8 +83,8 @@ def _interpolate(net: Converter, node: fx.Node, x: Value) -> Value:
     known = ("nearest", ("linear", "bilinear", "trilinear")[net.group.dim - 1])
     if mode not in known or named.get("antialias"):
         raise net.refusal(f"{node.name}, an interpolate of mode {mode!r},", x, f"modes {known} without antialias are known")
-    if x.kind == "line":
-        raise net.refusal(f"{node.name}, an interpolate,", x, "flatten after it")
+    if x.kind == "line" or x.last:
+        raise net.refusal(f"{node.name}, an interpolate,", x, "flatten after it, and permute channels back first")
     x = replace(x, single=False)
     if scale is not None or isinstance(size, int):
         make = partial(GUpsample, net.group, size, whole(scale), mode, corners)
@@ -207,8 +229,9 @@ def _flatten(net: Converter, node: fx.Node, x: Value) -> Value:
 
 def _view(net: Converter, node: fx.Node, x: Value) -> Value:
     given: Any = node.args[1] if len(node.args) == 2 and isinstance(node.args[1], list | tuple) else node.args[1:]
+    given = given or node.kwargs.get("shape", ())
     ones = (1,) * net.group.dim
-    if x.kind in ("fibre", "flat") and len(given) == net.group.dim + 2 and tuple(given[2:]) == ones:
+    if _at_one_place(x) and len(given) == net.group.dim + 2 and tuple(given[2:]) == ones:
         return _with_axes(net, x, net.group.dim)
     if len(given) == 3 and given[2] == -1 and (given[1] == x.old or _is_channels(given[1])):
         return _flat(net, node, x, 2)
@@ -221,7 +244,12 @@ def _is_channels(node: Any) -> bool:
 
 
 def _unchanged(net: Converter, node: fx.Node, x: Value) -> Value:
-    """Sums and products repeat what they must."""
+    """Sums and products repeat what they must; other calls get a map that is repeated."""
+    if node.target == "expand_as" and x.kind == "map":
+        like = net.value(node.args[1])
+        if like.kind != "map" or like.last != x.last or x.old not in (1, like.old):
+            raise net.refusal(f"{node.name}, an expand_as,", x, "expand to maps of the same channels")
+        return replace(like, node=net.graph.call_method("expand_as", (x.node, like.node)))
     return x if x.kind in ("map", "line", "fibre") else net.pointwise(node, node.target in POINTWISE_METHODS)
 
 
@@ -298,6 +326,8 @@ def _cat(net: Converter, node: fx.Node, x: Value) -> Value:
     tensors: Any = node.args[0] if node.args else node.kwargs["tensors"]
     dim: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
     parts = [net.value(t) for t in tensors]
+    if any(p.kind == "fibre" for p in parts):
+        parts = [net.vector(p) for p in parts]
     kinds = {(p.kind, p.last) for p in parts}
     if kinds == {("image", False), ("map", False)}:
         parts = [p if p.kind == "map" else net.lifted(node.name, p) for p in parts]
@@ -326,23 +356,43 @@ def _shape(net: Converter, node: fx.Node, x: Value) -> Value:
     if x.kind == "line":
         raise net.refusal(f"{node.name}, a shape,", x, "ask for it before")
     found = net.graph.call_function(getattr, (x.node, "shape"))
-    shape = replace(x, node=found, kind="shape", new=0 if x.kind == "image" else x.new)
-    return _size(net, shape, node.args[1]) if node.target == "size" and len(node.args) > 1 else shape
+    shape = replace(x, node=found, kind="shape", of=x)
+    named = arguments(node, "dim")
+    return _size(net, shape, named["dim"]) if node.target == "size" and "dim" in named else shape
 
 
 def _size(net: Converter, shape: Value, index: Any) -> Value:
-    """An entry or a slice of the shape of a map, in which the axis S comes before space."""
-    if shape.kind == "shape" and shape.new:  # of a map, not of an image
-        if isinstance(index, slice):
-            start, stop = (i if i is None or i < 2 else i + 1 for i in (index.start, index.stop))
-            if (start or 0) >= 0 and (start or 0) < 2 and (stop is None or stop > 2):
-                raise net.refusal(
-                    "a whole shape", shape, "sizes of space alone, x.shape[2:], and the batch, x.shape[0], are known"
-                )
-            index = slice(start, stop, index.step)
-        elif index >= 2:
-            index += 1
-    return Value(net.graph.call_function(operator.getitem, (shape.node, index)), "size")
+    """An entry or a slice of the shape that the old network's value had."""
+    x = shape.of
+    assert x is not None
+    rank = net.rank(x)
+    channels = rank - 1 if x.last else 1
+    before = 2 if x.kind == "image" else 3  # axes of the new value before those of space
+    remedy = "sizes of space alone, x.shape[2:], the batch, x.shape[0], and the channels of maps, x.shape[1], are known"
+    if isinstance(index, slice):
+        axes = list(range(rank))[index]
+        space = [a for a in range(1, rank) if a != channels]
+        if axes == [0]:
+            where: Any = slice(0, 1)
+        elif axes and axes == space[space.index(axes[0]) if axes[0] in space else 0 :][: len(axes)]:
+            first = before + space.index(axes[0])
+            where = slice(first, first + len(axes))
+        else:
+            raise net.refusal(f"the part {index} of a shape", x, remedy)
+        return Value(net.graph.call_function(operator.getitem, (shape.node, where)), "size")
+    if not isinstance(index, int) or not -rank <= index < rank:
+        raise net.refusal(f"the entry {index} of a shape", x, remedy)
+    axis = index % rank
+    if axis == 0:
+        return Value(net.graph.call_function(operator.getitem, (shape.node, 0)), "size")
+    if axis == channels:
+        if x.kind == "flat" and not x.single:
+            raise net.refusal("the number of values of a flattened map", x, remedy)
+        if x.old:
+            return Value(x.old, "size")
+        return Value(net.graph.call_function(operator.getitem, (shape.node, 1)), "size")
+    where = before + axis - (1 if x.last else 2)
+    return Value(net.graph.call_function(operator.getitem, (shape.node, where)), "size")
 
 
 OF_ANYTHING: dict[Any, Callable[..., Value]] = {
@@ -354,12 +404,13 @@ OPERATIONS: dict[Any, Callable[..., Value]] = {
     **dict.fromkeys(FUNCTIONAL_POOLS, _pool),
     **dict.fromkeys((getattr, "size", "dim"), _shape),
     **dict.fromkeys((torch.flatten, "flatten"), _flatten),
-    **dict.fromkeys(("view", "reshape"), _view),
+    **dict.fromkeys(("view", "reshape", torch.reshape), _view),
     **dict.fromkeys((torch.mean, torch.amax, torch.amin, torch.sum, torch.std, torch.var, torch.norm, torch.logsumexp), _reduced),
     **dict.fromkeys(("mean", "amax", "amin", "sum", "std", "var", "norm", "logsumexp"), _reduced),
     **dict.fromkeys((torch.max, torch.min, "max", "min"), _largest),
     **dict.fromkeys((torch.squeeze, "squeeze"), _squeezed),
     **dict.fromkeys((torch.unsqueeze, "unsqueeze"), _unsqueezed),
+    **dict.fromkeys((F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d), _adaptive_max),
     F.normalize: _normalised,
     **dict.fromkeys((torch.permute, "permute"), _permuted),
     **dict.fromkeys(("expand_as", "contiguous"), _unchanged),

@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 
 from gcnn.groups import Group
 from gcnn.nn import CosetPool
+from gcnn.nn.each import AtOnePlace
 from gcnn.pointwise import POINTWISE_FUNCTIONS, POINTWISE_METHODS, POINTWISE_MODULES
 from gcnn.rebuild import calls, layers
 from gcnn.rebuild.graph import ends, heads, images
@@ -100,6 +101,10 @@ class Converter:
             raise self.refusal(f"{name} ({module})", x, "reduce its last axis, or flatten after it")
         for kinds, handle in layers.MODULES.items():
             if isinstance(module, kinds):
+                if x.last and not isinstance(module, layers.OF_LAST):
+                    raise self.refusal(
+                        f"{name} ({module}), after channels that were permuted to the end,", x, "permute them back first"
+                    )
                 return handle(self, name, module, x)
         if isinstance(module, POINTWISE_MODULES) or type(module).__name__ in BY_SAMPLE:
             return self.kept(name, module, x)
@@ -143,9 +148,11 @@ class Converter:
         held = attribute(self.model, str(x.node.target))
         return held if x.view is None else held.reshape(x.view)
 
-    def single(self, x: Value) -> Value:
+    def single(self, x: Value, name: str = "a reshape") -> Value:
         """A flattened map of a single place as a function on the group."""
-        return replace(x, node=self.graph.call_method("flatten", (x.node, 2)), kind="fibre")
+        if x.single:
+            return replace(x, node=self.graph.call_method("flatten", (x.node, 2)), kind="fibre")
+        return replace(self.insert(f"{name}_at_one_place".replace(" ", "_"), AtOnePlace(self.group, name), x), kind="fibre")
 
     def vector(self, x: Value) -> Value:
         """The same for a flattened map, if it has a single place; else the value as it is."""
@@ -198,6 +205,12 @@ class Converter:
                 f"convert: {node.name} adds or multiplies maps that had {like.old} channels and now have {sorted(new)}, "
                 'since some of them were concatenated; use keep="channels"'
             )
+        if like.kind == "flat" and any(self.waits(v) and self.held(v).numel() > 1 for v in inputs.values()):
+            if not all(v.single for v in maps):
+                raise self.refusal(what, like, "parameters with a number a channel meet maps, before those are flattened")
+            inputs = {n: self.vector(v) for n, v in inputs.items()}
+            like = self.vector(like)
+            maps = [v for v in inputs.values() if v.kind not in ("other", "shape", "size")]
         nodes: dict[fx.Node, Any] = {}
         for n, v in inputs.items():
             nodes[n] = self._spread_parameter(v, like) if self.waits(v) else v.node

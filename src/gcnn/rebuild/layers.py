@@ -39,8 +39,10 @@ def _conv(net: Converter, name: str, module: Any, x: Value) -> Value:
     transposed = isinstance(module, TRANSPOSED)
     if x.kind not in ("image", "map") or (transposed and x.kind == "image"):
         raise net.refusal(f"{name} ({module})", x)
+    if x.old and module.in_channels != x.old:
+        raise net.refusal(f"{name} ({module}), which gets {x.old} channels as far as can be seen,", x, "reshape with flatten(1)")
     k_in = module.in_channels if x.kind == "image" else x.new
-    if module.groups == module.in_channels and x.kind == "map":  # depthwise
+    if module.groups == module.in_channels > 1 and x.kind == "map":  # depthwise
         groups, k_out = k_in, k_in * (module.out_channels // module.in_channels)
     else:
         k_out = net.width(name, module.out_channels)
@@ -89,7 +91,10 @@ def _linear(net: Converter, name: str, module: nn.Linear, x: Value) -> Value:
         if x.last:
             raise net.refusal(f"{name} ({module}), after channels that were permuted to the end,", x, "permute them back first")
         if side == 1:
-            x = net.single(x)
+            x = net.single(x, name)
+    elif x.kind != "fibre":
+        remedy = "on maps it works along their last axis; permute the channels to the end, or flatten first"
+        raise net.refusal(f"{name} ({module})", x, remedy)
     if x.kind == "fibre" and name in net.heads and net.pool is not None:
         made = net.layer(name, module, lambda: nn.Linear(x.new, module.out_features, module.bias is not None))
         y = _taken_over(net, name, module, net.pooled(x), lambda: made)
@@ -104,7 +109,7 @@ def _linear(net: Converter, name: str, module: nn.Linear, x: Value) -> Value:
     if net.weights:
         _place(net, name, made, module.weight.reshape(shape), module.bias)
     y = net.insert(name, made, x)
-    node = y.node if x.kind == "fibre" else net.graph.call_method("flatten", (y.node, 2))
+    node = y.node if x.kind == "fibre" else net.single(y, name).node
     found = Value(node, "fibre", module.out_features, k)
     return net.pooled(found) if name in net.heads else found
 
@@ -125,7 +130,10 @@ def _tied_norm(net: Converter, name: str, module: Any, x: Value) -> Value:
         return net.kept(name, module, x)
     if x.kind == "other" or x.last or module.num_features != x.old:
         raise net.refusal(f"{name} ({module})", x)
-    x = net.single(x) if x.kind == "flat" else x
+    if net.weights and not module.track_running_stats:
+        remedy = "its statistics are those of each batch, and the mean over the group has no such norm; track_running_stats=True"
+        raise net.refusal(f"{name} ({module}) with its weights", x, remedy)
+    x = net.single(x, name) if x.kind == "flat" else x
 
     def make() -> GBatchNorm:
         made = GBatchNorm(net.group, x.new, module.eps, module.momentum, module.affine, module.track_running_stats)
@@ -148,12 +156,15 @@ def _group_norm(net: Converter, name: str, module: Any, x: Value) -> Value:
         return net.kept(name, module, x)
     if getattr(module, "track_running_stats", False):
         raise net.refusal(f"{name} ({module})", x, "leave out track_running_stats, or use BatchNorm")
+    if x.kind in ("flat", "other") or x.old not in (0, getattr(module, "num_channels", getattr(module, "num_features", 0))):
+        raise net.refusal(f"{name} ({module})", x, "normalise the channels of maps, before they are flattened")
     groups = x.new if isinstance(module, INSTANCE_NORMS) else divisor(x.new, module.num_groups)
     make = partial(nn.GroupNorm, groups, x.new, module.eps, module.affine)
     return _taken_over(net, name, module, x, lambda: EachElement(make()))
 
 
 def _layer_norm(net: Converter, name: str, module: nn.LayerNorm, x: Value) -> Value:
+    x = net.vector(x)
     if not (x.last or x.kind == "fibre") or tuple(module.normalized_shape) != (x.old,):
         raise net.refusal(
             f"{name} ({module})", x, "normalise the channels of each place (permute them to the end), or use GroupNorm"
@@ -165,6 +176,9 @@ def _layer_norm(net: Converter, name: str, module: nn.LayerNorm, x: Value) -> Va
 def _prelu(net: Converter, name: str, module: nn.PReLU, x: Value) -> Value:
     if module.num_parameters == 1 or x.kind == "image":
         return net.kept(name, module, x)
+    x = net.vector(x)
+    if module.num_parameters != x.old or x.kind == "flat" or x.last:
+        raise net.refusal(f"{name} ({module})", x, "one slope, or one a channel of a map, is known")
     return _taken_over(net, name, module, x, lambda: nn.PReLU(x.new))
 
 
@@ -209,8 +223,13 @@ def adaptive(net: Converter, name: str, size: Any, x: Value) -> Value:
 
 
 def _adaptive_max(net: Converter, name: str, module: Any, x: Value) -> Value:
-    if module.return_indices or module.output_size not in (1, (1,) * net.group.dim, [1] * net.group.dim):
-        raise net.refusal(f"{name} ({module})", x, "a maximum over all of space, output_size 1, is known")
+    return max_over_space(net, f"{name} ({module})", module.output_size, module.return_indices, x)
+
+
+def max_over_space(net: Converter, what: str, size: Any, indices: bool, x: Value) -> Value:
+    """The largest number of each channel."""
+    if indices or size not in (1, (1,) * net.group.dim, [1] * net.group.dim) or x.kind not in ("map", "image"):
+        raise net.refusal(what, x, "a maximum over all of space, output_size 1, is known")
     return replace(x, node=net.graph.call_method("amax", (x.node, tuple(range(-net.group.dim, 0)), True)), single=True)
 
 
@@ -284,6 +303,8 @@ MODULES: dict[Any, Callable[..., Value]] = {
     (nn.Softmax, nn.LogSoftmax, nn.Softmax2d): _softmax,
     tuple(kind for kinds in PADS for kind in kinds): _pad,
 }
+
+OF_LAST = (nn.Linear, nn.LayerNorm, nn.Flatten, nn.Softmax, nn.LogSoftmax)  # they ask where the channels are
 
 OF_LINES = (
     *NORMS,

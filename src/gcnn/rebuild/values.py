@@ -56,6 +56,8 @@ class Value:
     """Axes of space that a line has in the old network."""
     view: tuple[int, ...] | None = None
     """The shape that a parameter was given."""
+    of: Value | None = None
+    """The value whose shape this is."""
 
 
 class UnevenError(Exception):
