@@ -6,23 +6,53 @@ import copy
 import json
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save as pack
 from torch import nn
 
-from gcnn import Oh, p4, p4m
+from gcnn import Oh, p4, p4m, p6m
 from gcnn.cli import main
 from gcnn.data import digits
 from gcnn.export import planar, to_onnx
-from gcnn.models import EXAMPLES, MODELS, build, load, load_into, save
+from gcnn.lattice import mask_outside
+from gcnn.models import ALIASES, EXAMPLES, MODELS, build, load, load_into, save
 from gcnn.nn import GBatchNorm, GConv, LiftConv
 from gcnn.testing import equivariance_error
 from gcnn.train import group_of
 
 onnx = pytest.importorskip("onnx")
 CONVERTED = [name for name in MODELS if MODELS[name][0].__name__ == "converted"]
+
+
+@pytest.mark.parametrize("name", ["resnet18", "densenet", "unet", "convnext"])
+def test_ready_networks_on_a_hexagonal_lattice(name: str) -> None:
+    torch.manual_seed(0)
+    narrow: dict[str, dict[str, Any]] = {
+        "resnet18": {"widths": (8, 8, 16, 16)},
+        "densenet": {"growth": 6, "blocks": (1, 1, 1, 1)},
+        "unet": {"width": 8},
+        "convnext": {"widths": (12, 12, 24, 24), "depths": (1, 1, 1, 1)},
+    }
+    net = build(name, group=p6m, num_classes=3, **narrow[name]).double()
+    size = 33 if name == "unet" else 65
+    x = mask_outside(p6m, torch.randn(2, 3, size, size, dtype=torch.float64))
+    y = net(x)
+    y.square().mean().backward()
+    assert all(p.grad is not None for p in net.parameters())
+    net.eval()
+    assert y.shape == ((2, 3, size, size) if name == "unet" else (2, 3))
+    assert equivariance_error(net, p6m, x) < 1e-10
+    torch.testing.assert_close(planar(net, example=x)(x), net(x))
+
+
+def test_other_names() -> None:
+    assert set(ALIASES.values()) <= set(MODELS)
+    assert build("resnet10_3d", num_classes=2)(torch.randn(1, 1, 9, 9, 9)).shape == (1, 2)
+    with pytest.raises(ValueError, match=r"build\('resnet18'\): num_classes must be a positive whole number, got 0"):
+        build("resnet18", num_classes=0)
 
 
 def test_every_network_has_an_example() -> None:
@@ -125,7 +155,7 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "p4m.safetensors"
     save(other, path)
     before = {k: v.clone() for k, v in ours.state_dict().items()}
-    with pytest.raises(ValueError, match=r"holds weights of p4m, the network is one of p4$"):
+    with pytest.raises(ValueError, match=r"holds weights of p4m, the network is one of p4; make the network"):
         load_into(ours, path)
     save(build("p4cnn"), tmp_path / "ten.safetensors")
     with pytest.raises(ValueError, match=r"does not fit the network: 0.bias is \(10,\) there, \(8,\) here"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ def converted(
     planar: Callable[..., nn.Module], group: Group, keep: Any = "params", pool: Any = "mean", **options: Any
 ) -> nn.Module:
     """An ordinary network, made with `options`, for the group; `keep` and `pool` as for `gcnn.convert`."""
+    if not group.fills_box and "odd" in inspect.signature(planar).parameters:
+        options = {"odd": True, **options}
     return convert(planar(**options), group, keep, pool)
 
 

@@ -1,7 +1,8 @@
 """Ordinary networks of torch, written as most people write them; `gcnn.models.build` hands them to `gcnn.convert`.
 
 ResNet (He et al. 2015), DenseNet (Huang et al. 2017), U-Net (Ronneberger et al. 2015), ConvNeXt (Liu et al. 2022), and a
-ResNet for volumes. They know nothing of groups.
+ResNet for volumes. They know nothing of groups. With `odd`, windows of even sizes are larger by one and overlap, so that they have
+a middle: hexagonal lattices know no others.
 """
 
 from __future__ import annotations
@@ -123,10 +124,15 @@ class DenseNet(nn.Module):
     """A DenseNet for images of about 224 pixels."""
 
     def __init__(
-        self, growth: int = 32, blocks: Sequence[int] = (6, 12, 24, 16), num_classes: int = 1000, in_channels: int = 3
+        self,
+        growth: int = 32,
+        blocks: Sequence[int] = (6, 12, 24, 16),
+        num_classes: int = 1000,
+        in_channels: int = 3,
+        odd: bool = False,
     ) -> None:
         super().__init__()
-        k = 2 * growth
+        k, half = 2 * growth, (3, 2, 1) if odd else (2,)
         layers: list[nn.Module] = [
             nn.Conv2d(in_channels, k, 7, 2, 3, bias=False),
             nn.BatchNorm2d(k),
@@ -135,7 +141,7 @@ class DenseNet(nn.Module):
         ]
         for i, count in enumerate(blocks):
             if i:
-                layers += [nn.BatchNorm2d(k), nn.ReLU(), nn.Conv2d(k, k // 2, 1, bias=False), nn.AvgPool2d(2)]
+                layers += [nn.BatchNorm2d(k), nn.ReLU(), nn.Conv2d(k, k // 2, 1, bias=False), nn.AvgPool2d(*half)]
                 k //= 2
             for _ in range(count):
                 layers.append(DenseLayer(k, growth))
@@ -151,15 +157,16 @@ class DenseNet(nn.Module):
 
 
 class UNet(nn.Module):
-    """A U-Net: images to images of one number a class and pixel. Sides are multiples of 2^levels."""
+    """A U-Net: images to images of one number a class and pixel. Sides are multiples of 2^levels, with `odd` one more."""
 
-    def __init__(self, width: int = 64, levels: int = 3, num_classes: int = 2, in_channels: int = 3) -> None:
+    def __init__(self, width: int = 64, levels: int = 3, num_classes: int = 2, in_channels: int = 3, odd: bool = False) -> None:
         super().__init__()
+        window = (3, 2, 1) if odd else (2, 2)  # size, stride, padding
         widths = [width * 2**i for i in range(levels + 1)]
         self.down = nn.ModuleList([self._double(a, b) for a, b in zip([in_channels, *widths], widths, strict=False)])
-        self.raise_ = nn.ModuleList([nn.ConvTranspose2d(2 * k, k, 2, 2) for k in reversed(widths[:-1])])
+        self.raise_ = nn.ModuleList([nn.ConvTranspose2d(2 * k, k, *window) for k in reversed(widths[:-1])])
         self.up = nn.ModuleList([self._double(2 * k, k) for k in reversed(widths[:-1])])
-        self.pool, self.out = nn.MaxPool2d(2), nn.Conv2d(width, num_classes, 1)
+        self.pool, self.out = nn.MaxPool2d(*window), nn.Conv2d(width, num_classes, 1)
 
     @staticmethod
     def _double(k_in: int, k: int) -> nn.Sequential:
@@ -198,7 +205,7 @@ class ConvNeXtBlock(nn.Module):
 
 
 class ConvNeXt(nn.Module):
-    """A ConvNeXt; sides are multiples of 4 * 2^(stages - 1)."""
+    """A ConvNeXt; sides are multiples of 4 * 2^(stages - 1), with `odd` one more."""
 
     def __init__(
         self,
@@ -206,12 +213,14 @@ class ConvNeXt(nn.Module):
         widths: Sequence[int] = (96, 192, 384, 768),
         num_classes: int = 1000,
         in_channels: int = 3,
+        odd: bool = False,
     ) -> None:
         super().__init__()
-        layers: list[nn.Module] = [nn.Conv2d(in_channels, widths[0], 4, 4), nn.GroupNorm(1, widths[0])]
+        patches, halves = ((5, 4, 2), (3, 2, 1)) if odd else ((4, 4), (2, 2))  # size, stride, padding
+        layers: list[nn.Module] = [nn.Conv2d(in_channels, widths[0], *patches), nn.GroupNorm(1, widths[0])]
         for i, (k, depth) in enumerate(zip(widths, depths, strict=True)):
             if i:
-                layers += [nn.GroupNorm(1, widths[i - 1]), nn.Conv2d(widths[i - 1], k, 2, 2)]
+                layers += [nn.GroupNorm(1, widths[i - 1]), nn.Conv2d(widths[i - 1], k, *halves)]
             layers += [ConvNeXtBlock(k) for _ in range(depth)]
         self.features, self.norm, self.head = (
             nn.Sequential(*layers),

@@ -71,11 +71,16 @@ def read(path: str | Path, what: str = "weights") -> tuple[dict[str, Any], dict[
         from safetensors import SafetensorError, safe_open
     except ImportError as error:
         raise ImportError(NEEDED) from error
+    if Path(path).is_dir():
+        raise FileNotFoundError(f"{path} is a folder, not a file of {what}; gcnn.train.load_run reads the folder of a run")
     if not Path(path).is_file():
-        raise FileNotFoundError(f"{path} is not there")
+        raise FileNotFoundError(f"{path} is not there; gcnn.models.save(model, path) writes such files")
     try:
         with safe_open(path, "pt") as file:
-            meta = json.loads((file.metadata() or {})["gcnn"])
+            about = file.metadata() or {}
+            if "gcnn" not in about:
+                raise ValueError("it does not say which network it is of; safetensors.torch.load_file reads the bare tensors")
+            meta = json.loads(about["gcnn"])
             if not isinstance(meta, dict):
                 raise ValueError(f"it says {str(meta)[:40]} about itself")
             names = file.keys()
@@ -84,7 +89,9 @@ def read(path: str | Path, what: str = "weights") -> tuple[dict[str, Any], dict[
             raise ValueError("its numbers are not those that were written")
         return tensors, meta
     except (SafetensorError, KeyError, ValueError) as error:
-        raise ValueError(f"{path} holds no {what} of gcnn, or is truncated or damaged ({error})") from error
+        raise ValueError(
+            f"{path} holds no {what} of gcnn, or is truncated or damaged ({error}); take another copy, or write it again"
+        ) from error
 
 
 def load_into(model: nn.Module, path: str | Path) -> nn.Module:
@@ -101,7 +108,9 @@ def load_into(model: nn.Module, path: str | Path) -> nn.Module:
     if theirs != ours:
         words = [", ".join(sorted(g)) or "no group" for g in (theirs, ours)]
         more = " (with other elements, or in another order)" if words[0] == words[1] else ""
-        raise ValueError(f"{path} holds weights of {words[0]}, the network is one of {words[1]}{more}")
+        raise ValueError(
+            f"{path} holds weights of {words[0]}, the network is one of {words[1]}{more}; make the network for that group, or take other weights"
+        )
     expected = {k: tuple(v.shape) for k, v in model.state_dict().items()}
     found = {k: tuple(v.shape) for k, v in tensors.items()}
     if expected != found:
