@@ -549,6 +549,9 @@ def test_dense_filters_can_be_taken_over(group: Group) -> None:
     lift, plane = LiftConv(group, 2, 3, 3, bias=False).double(), torch.randn(3, 2, *size, dtype=torch.float64)
     lift.load_filters(plane.numpy())
     torch.testing.assert_close(lift(x[:, :, 0]), gcorr(group, x[:, :, 0], plane), rtol=0, atol=1e-12)
+    taken = lift.weight.clone()
+    lift.load_filters(2 * plane[:, :, None])  # with GrouPy's axis of one
+    assert torch.equal(lift.weight, 2 * taken)
     with pytest.raises(ValueError, match=r"GConv\(.*: expected filters \(3, 2, .*got \(3, 2, 1\)"):
         conv.load_filters(torch.zeros(3, 2, 1))
 

@@ -1,8 +1,8 @@
 """Ordinary networks of torch, written as most people write them; `gcnn.models.build` hands them to `gcnn.convert`.
 
 ResNet (He et al. 2015), DenseNet (Huang et al. 2017), U-Net (Ronneberger et al. 2015), ConvNeXt (Liu et al. 2022), and a
-ResNet for volumes. They know nothing of groups. With `odd`, windows of even sizes are larger by one and overlap, so that they have
-a middle: hexagonal lattices know no others.
+ResNet for volumes. They know nothing of groups. With `odd`, windows of even sizes are larger by one and overlap, so that they
+have a middle: hexagonal lattices know no others.
 """
 
 from __future__ import annotations
