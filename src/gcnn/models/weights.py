@@ -109,8 +109,8 @@ def load_into(model: nn.Module, path: str | Path) -> nn.Module:
         words = [", ".join(sorted(g)) or "no group" for g in (theirs, ours)]
         more = " (with other elements, or in another order)" if words[0] == words[1] else ""
         raise ValueError(
-            f"{path} holds weights of {words[0]}, the network is one of {words[1]}{more}; make the network for that group, or take "
-            "other weights"
+            f"{path} holds weights of {words[0]}, the network is one of {words[1]}{more}; make the network for that "
+            "group, or take other weights"
         )
     expected = {k: tuple(v.shape) for k, v in model.state_dict().items()}
     found = {k: tuple(v.shape) for k, v in tensors.items()}
