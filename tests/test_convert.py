@@ -753,6 +753,16 @@ def test_replaced_modules_do_not_mix_places_into_the_batch() -> None:
     assert equivariance_error(made.double(), p4m, x.double()) < 1e-10
 
 
+def test_networks_inside_something_else_are_named() -> None:
+    net = nn.Sequential(conv(3, 8), nn.ReLU(), conv(8, 2))
+    with pytest.raises(ValueError, match=r"inside a DataParallel; convert model\.module"):
+        convert(nn.DataParallel(net), p4m)
+    with pytest.raises(ValueError, match=r"compiled already; convert model\._orig_mod"):
+        convert(torch.compile(net), p4m)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"0 \(LazyConv2d\) does not know its sizes yet; run the network once first"):
+        convert(nn.Sequential(nn.LazyConv2d(8, 3), nn.ReLU()), p4m)
+
+
 def test_norms_by_the_batch_have_no_mean_over_the_group() -> None:
     net = nn.Sequential(conv(3, 8), nn.BatchNorm2d(8, track_running_stats=False), nn.ReLU(), conv(8, 2))
     assert convert(net, p4m)(torch.randn(2, 3, 9, 9)).shape == (2, 2, 9, 9)

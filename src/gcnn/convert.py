@@ -113,6 +113,13 @@ def _check_options(model: nn.Module, group: Group, keep: Keep, pool: str | None,
         raise ValueError(f'convert: pool must be "mean", "max" or None, got {pool!r}')
     if weights and keep != "channels":
         raise ValueError(f'convert: weights=True needs all of the channels, keep="channels", got keep={keep!r}')
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise ValueError(f"convert: the network is inside a {type(model).__name__}; convert model.module, and wrap the result")
+    if hasattr(model, "_orig_mod"):
+        raise ValueError("convert: the network is compiled already; convert model._orig_mod, and compile the result")
+    for name, m in model.named_modules():
+        if any(nn.parameter.is_lazy(p) for p in m.parameters(recurse=False)):
+            raise ValueError(f"convert: {name} ({type(m).__name__}) does not know its sizes yet; run the network once first")
     owners: dict[int, str] = {}
     for name, m in model.named_modules():
         for last, p in m.named_parameters(recurse=False):
