@@ -296,6 +296,14 @@ def both_sizes(net: Any, x: Tensor) -> Tensor:
     return found
 
 
+def in_place(net: Any, x: Tensor) -> Tensor:
+    y = net.c(x)
+    kept = y
+    y += net.e(F.relu(y))
+    found: Tensor = net.d(torch.cat([kept, y], 1))
+    return found
+
+
 def in_bfloat16(net: Any, x: Tensor) -> Tensor:
     with torch.autocast("cpu", torch.bfloat16):
         y: Tensor = net.c(x)
@@ -484,6 +492,17 @@ GOOD: dict[str, nn.Module] = {
     "mean and maximum": Written(
         lambda s, x: s.f(torch.cat([one(s.c(x)).flatten(1), s.c(x).amax((2, 3))], 1)), c=conv(3, 8), f=nn.Linear(16, 4)
     ),
+    "a mean taken off and put back": Written(
+        lambda s, x: s.d(F.relu(s.c(x - s.m))) + s.m, c=conv(3, 8), d=conv(8, 3), m=nn.Parameter(torch.randn(1, 3, 1, 1))
+    ),
+    "a number a channel of a vector and of its map": Written(
+        lambda s, x: s.d(s.c(x) * (s.c(x).mean((2, 3)) * s.g)[:, :, None, None] * s.g.view(1, -1, 1, 1)),
+        c=conv(3, 9),
+        d=conv(9, 2),
+        g=nn.Parameter(torch.randn(9)),
+    ),
+    "changed in place under another name": Written(in_place, c=conv(3, 8), e=conv(8, 8), d=conv(16, 4)),
+    "attention to the image": Written(lambda s, x: s.c(x * torch.sigmoid(s.m(x))), c=conv(3, 8), m=conv(3, 1)),
     "one channel on the way": Written(
         lambda s, x: s.d(s.b(s.a(s.c(x)))), c=conv(3, 8), a=conv(8, 1), b=conv(1, 16), d=conv(16, 2)
     ),
@@ -702,6 +721,29 @@ BAD: dict[str, tuple[nn.Module, str]] = {
         r"d \(Conv2d.*permuted to the end, .* permute them back first",
     ),
     "a pool of channels at the end": (Written(lambda s, x: F.max_pool2d(last(s.c(x)), 2), c=conv(3, 8)), r"back first"),
+    "a norm of more than channels": (
+        Written(lambda s, x: F.layer_norm(last(s.c(x)), (9, 9, 8)), c=conv(3, 8)),
+        r"a layer_norm, .*normalise the channels alone",
+    ),
+    "an expanded vector": (Written(lambda s, x: s.c(x).mean((2, 3)).expand_as(x), c=conv(3, 8)), r"an expand_as, cannot"),
+    "a vector of another length": (
+        Written(lambda s, x: s.f(s.c(x).mean((2, 3)).view(-1, 4)), c=conv(3, 8), f=nn.Linear(4, 4)),
+        r"a view to 4 numbers each, .* it has 8 channels",
+    ),
+    "channels of something else": (
+        Written(lambda s, x: s.c(x).view(2, s.m(s.c(x)).size(1), -1).mean(2), c=conv(3, 8), m=conv(8, 4)),
+        r"view, a view to a shape of its own",
+    ),
+    "a pool that steps": (
+        Written(lambda s, x: F.avg_pool2d(s.c(x), s.c(x).size(-1), stride=1, padding=4), c=conv(3, 8)),
+        r"a pool of a size that is known only when it runs",
+    ),
+    "a shape as a result": (Written(lambda s, x: (s.c(x), s.c(x).shape), c=conv(3, 8)), r"a shape as a result"),
+    "numbers in a shape": (Written(lambda s, x: s.c(x) / s.c(x).shape.numel(), c=conv(3, 8)), r"a call on a whole shape"),
+    "sizes in place of numbers": (
+        Written(lambda s, x: torch.split(s.c(x), s.c(x).shape[1] // 2, 1)[0], c=conv(3, 8)),
+        r"split is called in a way that is not known .*give its sizes and axes as numbers \(in Written",
+    ),
     "too few channels": (nn.Sequential(conv(3, 8), conv(4, 8)), r"1 \(Conv2d\(4.*gets 8 channels"),
     "a linear layer on maps": (nn.Sequential(conv(3, 9), nn.Linear(9, 4)), r"1 \(Linear.*works along their last axis"),
     "a norm of a flat map": (nn.Sequential(conv(3, 8), nn.Flatten(), nn.GroupNorm(4, 648)), r"before they are flattened"),
@@ -761,6 +803,14 @@ def test_networks_inside_something_else_are_named() -> None:
         convert(torch.compile(net), p4m)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"0 \(LazyConv2d\) does not know its sizes yet; run the network once first"):
         convert(nn.Sequential(nn.LazyConv2d(8, 3), nn.ReLU()), p4m)
+
+
+def test_one_number_as_a_size() -> None:
+    net = Written(
+        lambda s, x: F.interpolate(s.d(s.c(x)), size=x.shape[2], mode="bilinear"), c=conv(3, 8), d=nn.Conv2d(8, 4, 3, 2, 1)
+    )
+    x = torch.randn(2, 3, 9, 9)
+    assert convert(net, p4m, example=x)(x).shape == net(x).shape
 
 
 def test_norms_by_the_batch_have_no_mean_over_the_group() -> None:

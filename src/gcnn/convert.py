@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
+import operator
 import sys
 import threading
 from collections.abc import Iterator
@@ -288,6 +289,22 @@ class _Proxy(fx.Proxy):
     def __getattr__(self, k: str) -> Any:
         tracer: Any = self.tracer
         return next(tracer.root.parameters()).device if k == "device" else super().__getattr__(k)
+
+    def _in_place(self, operation: Any, other: Any) -> Any:
+        return self.tracer.create_proxy("call_function", operation, (self, other), {})
+
+    # torch.fx would make sums of these, and another name of the same tensor would miss the change
+    def __iadd__(self, other: Any) -> Any:
+        return self._in_place(operator.iadd, other)
+
+    def __isub__(self, other: Any) -> Any:
+        return self._in_place(operator.isub, other)
+
+    def __imul__(self, other: Any) -> Any:
+        return self._in_place(operator.imul, other)
+
+    def __itruediv__(self, other: Any) -> Any:
+        return self._in_place(operator.itruediv, other)
 
 
 class _Tracer(fx.Tracer):

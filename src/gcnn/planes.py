@@ -357,7 +357,10 @@ class Planar:
         return v.into(self._insert(name, made, turned.flatten(0, 1)).unflatten(0, (-1, turned.size(1))).transpose(1, 2))
 
     def _at_one_place(self, name: str, module: AtOnePlace, v: Value) -> Value:
-        return Value(self._map(v).flatten(2), rank=3)
+        y = self._map(v)
+        for _ in range(module.group.dim):
+            y = y.squeeze(-1)  # what has other sizes stays as it is, and the next layer refuses it
+        return Value(y, rank=3)
 
     def _coset_pool(self, name: str, module: CosetPool, v: Value) -> Value:
         reduce = "amax" if module.reduce == "max" else "mean"

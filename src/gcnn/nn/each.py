@@ -80,8 +80,9 @@ class UpsampleTo(GModule):
         self.align_corners = align_corners
 
     def forward(self, x: Tensor, size: Any) -> Tensor:
-        """`x`, enlarged to `size`, one number an axis."""
-        return upsample(self.group, x, tuple(size), None, self.mode, self.align_corners)
+        """`x`, enlarged to `size`, one number an axis, or one for all."""
+        sizes = (size,) * self.group.dim if isinstance(size, int) else tuple(size)
+        return upsample(self.group, x, sizes, None, self.mode, self.align_corners)
 
 
 class PadBoth(GModule):

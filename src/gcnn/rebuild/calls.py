@@ -28,6 +28,8 @@ def _layer_norm(net: Converter, node: fx.Node, x: Value) -> Value:
         return net.pointwise(node, pointwise=False)
     named = arguments(node, "shape", "weight", "bias", "eps")
     numbers = [named.get("weight"), named.get("bias")]
+    if tuple(named["shape"]) != (x.old,) or any(isinstance(n, fx.Node) and n.op != "get_attr" for n in numbers):
+        raise net.refusal(f"{node.name}, a layer_norm,", x, "normalise the channels alone, with parameters as they are")
     wanted = (numbers[0] is not None, numbers[1] is not None)
     made: Any = net.layer(node.name, net.model, lambda: ChannelNorm(x.new, named.get("eps", 1e-5), *wanted))
     for mine, theirs in ((made.weight, numbers[0]), (made.bias, numbers[1])):
@@ -44,7 +46,8 @@ def _pool(net: Converter, node: fx.Node, x: Value) -> Value:
     if x.last:
         raise net.refusal(f"{node.name}, a pool,", x, "permute its channels back first")
     if any(isinstance(s, fx.Node) for size in sizes for s in (size if isinstance(size, list | tuple) else [size])):
-        if kind is not GAvgPool or not _is_size_of(node.args[0], sizes[0]):
+        plain = len(node.args) <= 2 and not set(node.kwargs) - {"input", "kernel_size"}
+        if kind is not GAvgPool or not plain or not _is_size_of(net, x, node, sizes[0]):
             remedy = "give it as numbers, or as the map's own size, x.shape[2:]"
             raise net.refusal(f"{node.name}, a pool of a size that is known only when it runs,", x, remedy)
         return replace(net.insert(node.name, GAdaptiveAvgPool(net.group, 1), x), single=True)
@@ -57,18 +60,30 @@ def _pool(net: Converter, node: fx.Node, x: Value) -> Value:
     return net.insert(node.name, made, x)
 
 
-def _is_size_of(x: Any, size: Any) -> bool:
-    """Whether `size` is that of the map `x` in space: `x.shape[2:]`, `x.size(2)`, a list of such."""
+def _is_size_of(net: Converter, x: Value, node: fx.Node, size: Any) -> bool:
+    """Whether `size` is that of what a pool gets, in space: `x.shape[2:]`, a list of `x.size(2)` ..., or one of a square map."""
+    rank, dim = net.rank(x), net.group.dim
+    pooled = node.args[0] if node.args else node.kwargs.get("input")
     if isinstance(size, list | tuple):
-        return all(_is_size_of(x, each) for each in size)
-    if not isinstance(size, fx.Node) or size.target not in ("size", operator.getitem):
-        return False
+        return [_axis_of(pooled, each, rank) for each in size] == list(range(2, rank))
+    found = _axis_of(pooled, size, rank)
+    if found in (slice(2, None), slice(-dim, None), slice(2, rank)):
+        return True
+    return isinstance(found, int) and found >= 2 and len(net.group.axis_classes) == 1
+
+
+def _axis_of(x: Any, size: Any, rank: int) -> Any:
+    """Of which axis, or slice of axes, of `x` this is the size; None if it is not."""
+    if not isinstance(size, fx.Node) or size.target not in ("size", operator.getitem) or len(size.args) != 2:
+        return None
     whole: Any = size.args[0]
-    index = size.args[1] if len(size.args) > 1 else None
-    if size.target == "size":
-        return whole is x and index in (2, 3, 4, -1, -2, -3)
-    shape = isinstance(whole, fx.Node) and (whole.target == "size" or (whole.target is getattr and whole.args[1] == "shape"))
-    return shape and whole.args[0] is x and index in (2, 3, 4, -1, -2, -3, slice(2, None), slice(-2, None), slice(-3, None))
+    index: Any = size.args[1]
+    if size.target is operator.getitem:
+        shape = isinstance(whole, fx.Node) and (whole.target == "size" or (whole.target is getattr and whole.args[1] == "shape"))
+        whole = whole.args[0] if shape else None
+    if whole is not x:
+        return None
+    return index % rank if isinstance(index, int) else index
 
 
 def _adaptive_max(net: Converter, node: fx.Node, x: Value) -> Value:
@@ -231,25 +246,32 @@ def _view(net: Converter, node: fx.Node, x: Value) -> Value:
     given: Any = node.args[1] if len(node.args) == 2 and isinstance(node.args[1], list | tuple) else node.args[1:]
     given = given or node.kwargs.get("shape", ())
     ones = (1,) * net.group.dim
-    if _at_one_place(x) and len(given) == net.group.dim + 2 and tuple(given[2:]) == ones:
+    kept = len(given) > 1 and (given[1] == x.old or _is_channels(net, x, given[1]) or (given[1] == -1 and given[0] != -1))
+    if _at_one_place(x) and len(given) == net.group.dim + 2 and tuple(given[2:]) == ones and kept:
         return _with_axes(net, x, net.group.dim)
-    if len(given) == 3 and given[2] == -1 and (given[1] == x.old or _is_channels(given[1])):
+    if len(given) == 3 and given[2] == -1 and given[1] != -1 and kept:
         return _flat(net, node, x, 2)
+    if len(given) == 2 and _at_one_place(x) and not kept:
+        raise net.refusal(f"{node.name}, a {node.target} to {given[1]} numbers each,", x, f"it has {x.old} channels; flatten(1)")
     return _flat(net, node, x, 1 if len(given) == 2 else -1)
 
 
-def _is_channels(node: Any) -> bool:
-    """Whether this is a number of channels, `x.size(1)`, `x.shape[1]`."""
-    return isinstance(node, fx.Node) and node.target in ("size", operator.getitem) and node.args[1:] == (1,)
+def _is_channels(net: Converter, x: Value, node: Any) -> bool:
+    """Whether this is the number of channels, `x.size(1)`, `x.shape[1]`, of something that has as many."""
+    return isinstance(node, fx.Node) and node.op != "placeholder" and x.old > 0 and net.value(node).node == x.old
 
 
 def _unchanged(net: Converter, node: fx.Node, x: Value) -> Value:
     """Sums and products repeat what they must; other calls get a map that is repeated."""
     if node.target == "expand_as" and x.kind == "map":
         like = net.value(node.args[1])
-        if like.kind != "map" or like.last != x.last or x.old not in (1, like.old):
+        if like.kind != "map" or like.last != x.last or (x.old, x.new) not in ((1, 1), (like.old, like.new)):
             raise net.refusal(f"{node.name}, an expand_as,", x, "expand to maps of the same channels")
         return replace(like, node=net.graph.call_method("expand_as", (x.node, like.node)))
+    if node.target == "expand_as" and x.kind in ("line", "fibre"):
+        raise net.refusal(
+            f"{node.name}, an expand_as,", x, "sums and products expand by themselves; or expand maps, (N, C, 1, 1)"
+        )
     return x if x.kind in ("map", "line", "fibre") else net.pointwise(node, node.target in POINTWISE_METHODS)
 
 

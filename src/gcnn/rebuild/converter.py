@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from gcnn.groups import Group
 from gcnn.nn import CosetPool
 from gcnn.nn.each import AtOnePlace
-from gcnn.pointwise import POINTWISE_FUNCTIONS, POINTWISE_METHODS, POINTWISE_MODULES
+from gcnn.pointwise import IN_PLACE, POINTWISE_FUNCTIONS, POINTWISE_METHODS, POINTWISE_MODULES
 from gcnn.rebuild import calls, layers
 from gcnn.rebuild.graph import ends, heads, images
 from gcnn.rebuild.values import BY_SAMPLE, CONVS, NORMS, RESHAPES, TRANSPOSED, UnevenError, Value, attribute, is_constant
@@ -61,6 +61,13 @@ class Converter:
                 if node.op not in ("call_function", "call_method"):
                     raise
                 raise ValueError(f"{error} (in {node.meta['place']})") from None
+            except (TypeError, AttributeError, IndexError) as error:  # numbers that are known only when the network runs
+                if node.op not in ("call_function", "call_method"):
+                    raise
+                raise ValueError(
+                    f"convert: {node.name} is called in a way that is not known ({error}); give its sizes and axes as numbers "
+                    f"(in {node.meta['place']})"
+                ) from error
         self.graph.lint()
         for node in self.graph.nodes:
             node.type = None  # annotations that are strings would stop pickle
@@ -74,6 +81,8 @@ class Converter:
         def result(x: Value) -> Any:
             if x.kind == "parts":
                 return tuple(result(part) for part in x.node)
+            if x.of is not None and x.of.kind != "image":
+                raise self.refusal("a shape as a result", Value(None), "return its entries, x.shape[2]")
             y = self.pooled(x)
             if x.kind == "flat" and self.pool is not None:
                 return self.graph.call_method("flatten", (y.node, 1))
@@ -173,6 +182,8 @@ class Converter:
         """A function of numbers, on values of one kind; images meet maps only after those were pooled."""
         inputs = {n: self.value(n) for n in node.all_input_nodes}
         kinds = {v.kind for v in inputs.values()}
+        if any(v.of is not None and v.of.kind != "image" for v in inputs.values()):
+            raise self.refusal(f"{node.name}, a call on a whole shape,", Value(None), "take its entries, x.shape[2]")
         if kinds <= {"other", "shape", "size"}:
             sizes = Value(self._copied(node, {n: self.own(v) for n, v in inputs.items()}))
             return replace(sizes, kind="size") if kinds == {"size"} else sizes
@@ -184,13 +195,15 @@ class Converter:
         if not pointwise:
             raise self.refusal(what, like)
         if "image" in kinds and like.kind == "map":  # an image is a map that is the same on every element
-            if like.new != like.old or like.last:
-                raise self.refusal(what, like, 'an image meets it, so its channels must be those of the image: keep="channels"')
+            if like.new != like.old or like.last or node.target in IN_PLACE:
+                raise self.refusal(
+                    what, like, 'an image meets it, so its channels must be those of the image: keep="channels"; and not in place'
+                )
             lifted = {n: self.graph.call_method("unsqueeze", (v.node, 2)) for n, v in inputs.items() if v.kind == "image"}
-            inputs = {
-                n: replace(v, node=lifted[n], kind="map", old=like.old, new=like.new) if n in lifted else v
-                for n, v in inputs.items()
-            }
+            for n, node_ in lifted.items():
+                channels = inputs[n].old or like.old
+                inputs[n] = replace(inputs[n], node=node_, kind="map", old=channels, new=channels, single=False)
+            like = max((v for v in inputs.values() if v.kind == "map"), key=lambda v: v.old)
             maps = [v for v in inputs.values() if v.kind not in ("other", "shape", "size")]
         if len({(v.kind, v.last, v.axes) for v in maps}) > 1:
             raise self.refusal(what, like, "values of one kind can be added or multiplied")
@@ -254,6 +267,11 @@ class Converter:
 
     def _parameter(self, name: str, held: Tensor) -> fx.Node:
         place, last = self.place_of(name)
+        kept = getattr(place, last, held)
+        if kept.shape != held.shape:  # it was used before, in another shape
+            if kept.numel() != held.numel():
+                raise ValueError(f'convert: {name} meets values of several kinds, with other channels each; use keep="channels"')
+            return self.graph.call_method("reshape", (self.graph.get_attr(name), tuple(held.shape)))
         if not hasattr(place, last):
             made: Any = held.detach().clone()
             if isinstance(attribute(self.model, name), nn.Parameter):

@@ -95,6 +95,8 @@ def _linear(net: Converter, name: str, module: nn.Linear, x: Value) -> Value:
     elif x.kind != "fibre":
         remedy = "on maps it works along their last axis; permute the channels to the end, or flatten first"
         raise net.refusal(f"{name} ({module})", x, remedy)
+    if x.kind == "fibre" and x.old not in (0, module.in_features):
+        raise net.refusal(f"{name} ({module}), which gets {x.old} numbers as far as can be seen,", x, "reshape with flatten(1)")
     if x.kind == "fibre" and name in net.heads and net.pool is not None:
         made = net.layer(name, module, lambda: nn.Linear(x.new, module.out_features, module.bias is not None))
         y = _taken_over(net, name, module, net.pooled(x), lambda: made)
