@@ -310,6 +310,12 @@ def in_bfloat16(net: Any, x: Tensor) -> Tensor:
     return y
 
 
+def in_float32(net: Any, x: Tensor) -> Tensor:
+    with torch.autocast("cpu", enabled=False):
+        y: Tensor = net.c(x)
+    return y
+
+
 def shared() -> nn.Module:
     first, second = conv(8, 8), conv(8, 8)
     second.weight = first.weight
@@ -754,6 +760,7 @@ BAD: dict[str, tuple[nn.Module, str]] = {
     ),
     "one parameter of two layers": (shared(), r"1\.weight and 3\.weight are one parameter"),
     "another precision inside": (Written(in_bfloat16, c=conv(3, 8)), r"uses torch\.autocast, which tracing would lose"),
+    "full precision inside": (Written(in_float32, c=conv(3, 8)), r"uses torch\.autocast, which tracing would lose"),
     "half flattened": (Written(lambda s, x: s.c(x).flatten(1, 2), c=conv(3, 8)), r"to a shape of its own"),
 }
 
@@ -790,6 +797,12 @@ def test_replaced_modules_do_not_mix_places_into_the_batch() -> None:
     x = torch.randn(8, 3, 9, 9)
     with pytest.raises(ValueError, match=r"it fails: expected functions on the group"):
         convert(Branches(lambda y: y.flatten(2).mean(2)), p4m, example=x)
+    wrong = Branches(lambda y: y.sum((-2, -1)) / (y.shape[2] * y.shape[3]))  # of a map that is S H
+    with pytest.raises(ValueError, match=r"its answers are not the mean of the old ones over the group"):
+        convert(wrong, p4m, "channels", weights=True, example=x)
+    right = Branches(lambda y: y.mean((-2, -1))).eval()
+    mean = torch.stack([right(act(p4m, h, x)) for h in range(8)]).mean(0)
+    torch.testing.assert_close(convert(right, p4m, "channels", weights=True, example=x)(x), mean, rtol=1e-4, atol=1e-5)
     made = convert(Branches(lambda y: y.mean((-2, -1))), p4m, example=x)
     assert made(x).shape == (8, 5)
     assert equivariance_error(made.double(), p4m, x.double()) < 1e-10

@@ -23,6 +23,7 @@ from torch import Tensor, fx, nn
 from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_leaves
 
+from gcnn.functional import act
 from gcnn.groups import Group
 from gcnn.nn import CosetPool
 from gcnn.rebuild import Converter, Value
@@ -89,7 +90,10 @@ def convert(
             ) from error
         one_by_one = _Replacer(whole, group, pool, weights)
         factor = _fitted(one_by_one, factor) if keep == "params" else factor
-        return _checked(_replaced(one_by_one, factor, example), whole, group, pool, example)
+        made_so = _checked(_replaced(one_by_one, factor, example), whole, group, pool, example)
+        if weights and pool == "mean":
+            _check_mean(made_so, whole, group, example)
+        return made_so
     build = Converter(model, graph, group, pool, weights, always)
     if keep == "params":
         factor = _fitted(build, factor)
@@ -232,6 +236,31 @@ def _checked(
     return made
 
 
+def _check_mean(made: nn.Module, model: nn.Module, group: Group, example: Tensor | tuple[Tensor, ...]) -> None:
+    """Refuses a network whose modules were replaced and which does not compute the mean of the old one's answers.
+
+    The code between its modules sees maps with one axis more, and no other check knows what it makes of it.
+    """
+    like = next(model.parameters())
+    images = [image.to(like.device, like.dtype) for image in _images(example)]
+    old, answers = copy.deepcopy(model).eval(), []
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        found = copy.deepcopy(made).eval()(*images)
+        for h in range(group.order):
+            y = old(*(act(group, h, image) for image in images))
+            back = isinstance(y, Tensor) and y.ndim == group.dim + 2
+            answers.append(act(group, int(group.inverse[h]), y) if back else y)
+    if not isinstance(found, Tensor):
+        return
+    mean = torch.stack(answers).mean(0)
+    if (found - mean).abs().max() > 1e-3 * mean.abs().max():
+        raise ValueError(
+            f"convert: {type(model).__name__} cannot be traced by torch.fx, and with its modules replaced its answers are not "
+            "the mean of the old ones over the group: the code between the modules asks for sizes or axes, of which maps on a group "
+            "have more, or works on the answers. Convert the parts between the branches of its forward, or use weights=False"
+        )
+
+
 class _One(nn.Module):
     """One of the tensors that a network returns, for all of its images along the channels of one."""
 
@@ -257,7 +286,7 @@ def _traced(model: nn.Module) -> tuple[fx.Graph, set[str]]:
     try:
         for training in (True, False):
             model.train(training)
-            with _no_own_gradients(model):
+            with _no_own_gradients(model), _no_autocast(model):
                 graphs.append(_Tracer().trace(model, concrete_args=usual or None))
     finally:
         for m, mode in modes.items():
@@ -310,7 +339,7 @@ class _Proxy(fx.Proxy):
 class _Tracer(fx.Tracer):
     def __init__(self) -> None:
         super().__init__()
-        self.graded, self.cast = torch.is_grad_enabled(), _autocasts()
+        self.graded = torch.is_grad_enabled()
         self.names: dict[int, str] = {}
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
@@ -336,16 +365,28 @@ class _Tracer(fx.Tracer):
             raise _RefusedError(
                 f"{_place(self.names)} switches gradients off, which tracing would lose; use requires_grad_(False)"
             )
-        if _autocasts() != self.cast:
-            raise _RefusedError(f"{_place(self.names)} uses torch.autocast, which tracing would lose; use it around the network")
         node = super().create_node(*args, **kwargs)
         if node.op in ("call_function", "call_method", "get_attr"):
             node.meta["place"] = _place(self.names)
         return node
 
 
-def _autocasts() -> tuple[bool, ...]:
-    return tuple(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda"))
+@contextmanager
+def _no_autocast(model: nn.Module) -> Iterator[None]:
+    """Refuses torch.autocast inside of a forward, on or off: tracing would lose it."""
+    kind: Any = torch.autocast
+    names, ours, before = _names(model), threading.get_ident(), kind.__enter__
+
+    def refuse(self: Any) -> Any:
+        if threading.get_ident() != ours:  # somebody else's work
+            return before(self)
+        raise _RefusedError(f"{_place(names)} uses torch.autocast, which tracing would lose; use it around the network")
+
+    kind.__enter__ = refuse
+    try:
+        yield
+    finally:
+        kind.__enter__ = before
 
 
 @contextmanager
