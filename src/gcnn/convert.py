@@ -256,8 +256,8 @@ def _check_mean(made: nn.Module, model: nn.Module, group: Group, example: Tensor
     if (found - mean).abs().max() > 1e-3 * mean.abs().max():
         raise ValueError(
             f"convert: {type(model).__name__} cannot be traced by torch.fx, and with its modules replaced its answers are not "
-            "the mean of the old ones over the group: the code between the modules asks for sizes or axes, of which maps on a group "
-            "have more, or works on the answers. Convert the parts between the branches of its forward, or use weights=False"
+            "the mean of the old ones over the group: the code between the modules asks for sizes or axes, of which maps on a "
+            "group have more, or works on the answers. Convert the parts between the branches of its forward, or use weights=False"
         )
 
 
