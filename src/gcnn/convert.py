@@ -257,7 +257,7 @@ def _check_mean(made: nn.Module, model: nn.Module, group: Group, example: Tensor
         raise ValueError(
             f"convert: {type(model).__name__} cannot be traced by torch.fx, and with its modules replaced its answers are not "
             "the mean of the old ones over the group: the code between the modules asks for sizes or axes, of which maps on a "
-            "group have more, or works on the answers. Convert the parts between the branches of its forward, or use weights=False"
+            "group have more, or works on the answers. Convert the parts between its branches, or use weights=False"
         )
 
 
