@@ -9,7 +9,7 @@ demo: $(VENV)/.installed
 	$(BIN)/gcnn demo --out out/demo
 
 test: lint types docs
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .
