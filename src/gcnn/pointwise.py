@@ -11,22 +11,8 @@ from torch import nn
 
 # number by number and with 0 at 0: what is garbage outside a hexagonal domain may stay so until something looks at it
 KEEP_ZERO_MODULES = (
-    *(
-        nn.Identity,
-        nn.ReLU,
-        nn.ReLU6,
-        nn.LeakyReLU,
-        nn.ELU,
-        nn.CELU,
-        nn.SELU,
-        nn.GELU,
-        nn.SiLU,
-        nn.Mish,
-        nn.Hardswish,
-        nn.Tanh,
-        nn.Softsign,
-    ),
-    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
+    *(nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.Tanh),
+    *(nn.Softsign, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
 )
 KEEP_ZERO: set[Any] = {
     *(F.relu, F.leaky_relu, F.elu, F.gelu, F.silu, F.mish, F.hardswish, F.dropout, F.dropout1d, F.dropout2d, F.dropout3d),
