@@ -803,6 +803,8 @@ def test_replaced_modules_do_not_mix_places_into_the_batch() -> None:
     right = Branches(lambda y: y.mean((-2, -1))).eval()
     mean = torch.stack([right(act(p4m, h, x)) for h in range(8)]).mean(0)
     torch.testing.assert_close(convert(right, p4m, "channels", weights=True, example=x)(x), mean, rtol=1e-4, atol=1e-5)
+    coarse = convert(copy.deepcopy(right).bfloat16(), p4m, "channels", weights=True, example=x)  # judged in float64
+    assert coarse(x.bfloat16()).dtype == torch.bfloat16
     made = convert(Branches(lambda y: y.mean((-2, -1))), p4m, example=x)
     assert made(x).shape == (8, 5)
     assert equivariance_error(made.double(), p4m, x.double()) < 1e-10

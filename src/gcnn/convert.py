@@ -241,11 +241,10 @@ def _check_mean(made: nn.Module, model: nn.Module, group: Group, example: Tensor
 
     The code between its modules sees maps with one axis more, and no other check knows what it makes of it.
     """
-    like = next(model.parameters())
-    images = [image.to(like.device, like.dtype) for image in _images(example)]
-    old, answers = copy.deepcopy(model).eval(), []
+    images = [image.to(next(model.parameters()).device).double() for image in _images(example)]  # whatever its precision
+    old, answers = copy.deepcopy(model).double().eval(), []
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        found = copy.deepcopy(made).eval()(*images)
+        found = copy.deepcopy(made).double().eval()(*images)
         for h in range(group.order):
             y = old(*(act(group, h, image) for image in images))
             back = isinstance(y, Tensor) and y.ndim == group.dim + 2
