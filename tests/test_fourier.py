@@ -46,6 +46,21 @@ def test_irreps_are_orthogonal_representations(table: Any) -> None:
         np.testing.assert_allclose(np.einsum("aij,akj->aik", m, m), np.broadcast_to(np.eye(rho.dim), m.shape), atol=1e-12)
 
 
+@every_group
+def test_irreps_do_not_depend_on_the_signs_of_eigenvectors(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, eigh = fourier_matrix(group), np.linalg.eigh
+
+    def negative(matrix: Any) -> Any:
+        values, vectors = eigh(matrix)
+        return values, vectors * np.where(np.arange(len(values)) % 2, 1, -1)
+
+    monkeypatch.setattr(np.linalg, "eigh", negative)
+    irreps.cache_clear()
+    after = fourier_matrix(group)
+    irreps.cache_clear()
+    np.testing.assert_allclose(after, before, atol=1e-9)
+
+
 @all_tables
 def test_irreps_obey_schur_and_are_all_there(table: Any) -> None:
     found, order = irreps_of_table(table), len(table)

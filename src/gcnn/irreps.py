@@ -111,7 +111,9 @@ def _aligned(matrices: FloatArray, table: IntArray) -> FloatArray:
     weights = np.cos(np.arange(1, len(chosen) + 1) ** 2 * 0.7071 + 0.3)
     _, basis = np.linalg.eigh(np.einsum("a,aij->ij", weights, matrices[chosen]))
     turned = np.einsum("ji,ajk,kl->ail", basis, matrices, basis)
-    return np.where(np.abs(turned) < 1e-12, 0.0, turned)
+    first = np.argmax(np.abs(turned[:, 0]) > 1e-6, axis=0)  # of each column the first element that does not vanish in row 0
+    sign = np.sign(turned[first, 0, np.arange(len(basis))])  # an eigenvector's sign is anybody's choice; this is ours
+    return np.where(np.abs(turned) < 1e-12, 0.0, sign[:, None] * turned * sign)
 
 
 def _commuting(matrices: FloatArray) -> list[FloatArray]:
