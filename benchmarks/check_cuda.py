@@ -61,6 +61,31 @@ def algorithms(device: str = "cuda") -> None:
             print(f"{name} K={k} {dtype}: map {errors[0]:.1e}, its gradient {errors[1]:.1e}, filters' gradient {errors[2]:.1e}")
 
 
+def narrow() -> None:
+    """Prints how far the Fourier algorithm in one kernel is from the planar one in float64, beside how far that one is itself."""
+    for name, k, n in (("p4m", 64, 3), ("p4m", 40, 3), ("p4m", 128, 1), ("p4", 64, 5), ("cm", 32, 2), ("D4", 16, 3)):
+        group = GROUPS[name]
+        torch.manual_seed(0)
+        layer = GConv(group, k, k + 8, n, padding=n // 2, algorithm="planar").cuda()
+        x = torch.randn(8, k, group.order, *(9 if group.dim < 3 else 5,) * group.dim, device="cuda")
+        for precision in ("tf32", "bf16"):
+            torch.backends.cudnn.allow_tf32 = precision == "tf32"
+            found: dict[str, list[torch.Tensor]] = {}
+            for algorithm in ("exact", "planar", "fourier", "again"):
+                exact = algorithm == "exact"
+                net, leaf = copy.deepcopy(layer), x.double() if exact else x.clone()
+                net = net.double() if exact else net
+                net.algorithm = "planar" if algorithm in ("exact", "planar") else "fourier"
+                with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16" and not exact):
+                    y = net(leaf.requires_grad_())
+                dy = torch.randn(y.shape, generator=torch.Generator("cuda").manual_seed(0), device="cuda").to(y.dtype)
+                gradients = torch.autograd.grad(y, (leaf, net.weight), dy)
+                found[algorithm] = [t.detach().double() for t in (y, *gradients)]
+            ratios = [float((f - e).norm() / (p - e).norm()) for e, p, f in zip(*list(found.values())[:3], strict=True)]
+            same = all(torch.equal(a, b) for a, b in zip(found["fourier"], found["again"], strict=True))
+            print(f"{name} K={k} {n} {precision}: errors beside the planar algorithm's {ratios}, the same in every run: {same}")
+
+
 def compiled() -> None:
     """Prints how far a compiled block's results and gradients are from those of the block itself."""
     for name in ("p4m", "p6m"):
@@ -110,5 +135,6 @@ def repeated() -> None:
 if __name__ == "__main__":
     main()
     algorithms()
+    narrow()
     repeated()
     compiled()

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from gcnn import GROUPS
 from gcnn.indices import index_table
-from gcnn.kernels import expand, fourier, fourier_cuda, gather, image, pool_stats
+from gcnn.kernels import expand, fourier, fourier_cuda, fused, gather, image, pool_stats
 from gcnn.layout import as_tensor
 
 CPU = torch.device("cpu")
@@ -81,6 +81,39 @@ def transforms() -> None:
         torch.testing.assert_close(in_parts.double(), ours, rtol=0, atol=1e-4)
 
 
+def fused_transforms() -> None:
+    """The Fourier algorithm in one kernel, and the sums and differences it is made of."""
+    for group in GROUPS.values():
+        found = fused.code(group)
+        if found is None:
+            continue
+        x, constants = torch.randn(group.order, 7, dtype=torch.float64), found[0]
+        matrix = as_tensor(fourier.make_plan(group, (1,) * group.dim).matrix, CPU)
+        signs = matrix.sign() * (matrix.abs() > 1e-9)
+        transforms: Any = ((constants.steps, constants.coefficients, signs), (constants.back, constants.elements, signs.mT))
+        for steps, ends, expected in transforms:
+            numbers = list(x)
+            for i, j, sign in zip(steps[::3], steps[1::3], steps[2::3], strict=True):
+                numbers.append(numbers[i] + sign * numbers[j] if sign else -numbers[i])
+            torch.testing.assert_close(torch.stack([numbers[end] for end in ends]), expected @ x)
+    cases: list[Any] = [("p4m", 20, 8, (3, 1, 1, 1)), ("p4", 32, 33, (1, 1, 0, 1)), ("D4", 16, 4, (3, 2, 1, 1))]
+    for name, k_in, k_out, geometry in [
+        *cases,
+        ("cm", 8, 4, (2, 1, 1, 2)),
+        ("linem", 4, 4, (3, 1, 1, 1)),
+        ("C4h", 4, 4, (1, 1, 0, 1)),
+    ]:
+        group = GROUPS[name]
+        sizes = [(n,) * group.dim for n in geometry]
+        taps = fourier.make_plan(group, sizes[0]).cells.shape[1]
+        x, weight = torch.randn(2, group.order * k_in, *(5,) * group.dim), torch.randn(k_out, k_in, group.order * taps)
+        y = fourier._correlate(group, x, weight, *sizes)
+        torch.testing.assert_close(fused.correlate(group, x, weight, *sizes), y, rtol=0, atol=1e-4)
+        if geometry[1] == 1 and k_out % 4 == 0:
+            back = fourier._correlate(group, y, weight, *sizes, adjoint=True)
+            torch.testing.assert_close(fused.correlate(group, y, weight, *sizes, adjoint=True), back, rtol=0, atol=1e-3)
+
+
 def products() -> None:
     """What each half of a number gives, and what points give that are divided among programs."""
     x, w = torch.randn(3, 130, 36), torch.randn(3, 20, 36)
@@ -114,6 +147,7 @@ if __name__ == "__main__":
     gathers()
     norms()
     transforms()
+    fused_transforms()
     products()
     images()
     print("all kernels agree")

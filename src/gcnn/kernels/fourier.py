@@ -81,11 +81,26 @@ RATES = {
 def pays_on_cuda(group: Group, dtype: torch.dtype, k_in: int, k_out: int, taps: int, points: int, gradient: bool = False) -> bool:
     """Whether the Fourier algorithm is the faster one on a GPU, for the map or for the gradient of the filters.
 
-    A model of the two, in the proportions of an H200: arithmetic at measured rates; besides, every number of the patches is
-    written and read and every number of the result moved twice, at 4.5e12 bytes a second, and launching takes 0.1 ms.
+    A model of the two, in the proportions of an H200. Launching kernels one by one takes 0.1 ms.
     """
     if group.order > LARGEST or _triton() is None:
         return False
+    sizes = (k_in, k_out, taps, points)
+    ours, planar = _seconds(group, dtype, *sizes, gradient)
+    ours += 1e-4
+    if not gradient and _fused().suits(group, dtype, k_in, taps):
+        ours = min(ours, _fused().seconds(group, dtype, *sizes))
+    return 1.05 * ours < planar
+
+
+def _seconds(
+    group: Group, dtype: torch.dtype, k_in: int, k_out: int, taps: int, points: int, gradient: bool = False
+) -> tuple[float, float]:
+    """What the Fourier algorithm of `gcnn.kernels.fourier_cuda` takes, and the planar one.
+
+    Arithmetic at measured rates; besides, every number of the patches is written and read and every number of the result moved
+    twice, at 4.5e12 bytes a second.
+    """
     size = torch.finfo(dtype).bits // 8
     kind = "half" if size == 2 else "float64" if size == 8 else "tf32" if allows_tf32() else "float32"
     planar, ours = RATES[kind][gradient]
@@ -99,7 +114,7 @@ def pays_on_cuda(group: Group, dtype: torch.dtype, k_in: int, k_out: int, taps: 
         ours *= min(1.0, taps * k_in * k_out / 1e5)
     work = 2e-12 * points * taps * k_in * k_out
     moved = 2e-12 * points * group.order * size * (taps * k_in + 2 * k_out) * max(1.0, 32 / k_in)  # short runs take longer
-    return 1.05 * (work * multiplications(group) / ours + moved / 4.5 + 1e-4) < work * group.order**2 / planar
+    return work * multiplications(group) / ours + moved / 4.5, work * group.order**2 / planar
 
 
 def pays(group: Group, k_in: int, k_out: int, taps: int, points: int) -> bool:
@@ -218,13 +233,24 @@ def _triton() -> Any:
     return fourier_cuda if [int(n) for n in triton.__version__.split(".")[:2]] >= [3, 4] else None
 
 
+def _fused() -> Any:
+    """The algorithm in one kernel, for some maps."""
+    from gcnn.kernels import fused
+
+    return fused
+
+
 def _on_cuda(group: Group, planes: Tensor) -> bool:
     return planes.is_cuda and group.order <= LARGEST and plain(planes) and _triton() is not None
 
 
 def _correlate(group: Group, planes: Tensor, weight: Tensor, *geometry: tuple[int, ...], adjoint: bool = False) -> Tensor:
     if _on_cuda(group, planes):
-        found: Tensor = _triton().correlate(group, planes, weight, *geometry, adjoint=adjoint)
+        k_in, k_out = weight.shape[:2] if adjoint else (weight.shape[1], weight.shape[0])
+        sizes = (k_in, k_out, weight.shape[2] // group.order, planes.numel() // planes.shape[1])
+        suits = _fused().suits(group, planes.dtype, k_in, sizes[2]) and sizes[2] == math.prod(geometry[0])
+        narrow = suits and _fused().seconds(group, planes.dtype, *sizes) < _seconds(group, planes.dtype, *sizes)[0]
+        found: Tensor = (_fused() if narrow else _triton()).correlate(group, planes, weight, *geometry, adjoint=adjoint)
         return found
     if adjoint:
         weight = weight.transpose(0, 1).index_select(2, as_tensor(make_plan(group, geometry[0]).adjoint, weight.device))

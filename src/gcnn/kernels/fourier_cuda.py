@@ -241,12 +241,18 @@ def weight_gradient(group: Group, planes: Tensor, dy: Tensor, weight: Tensor, *g
 
 
 def transform_filters(
-    group: Group, weight: Tensor, kernel_size: tuple[int, ...], dtype: torch.dtype, adjoint: bool, exact: bool
+    group: Group,
+    weight: Tensor,
+    kernel_size: tuple[int, ...],
+    dtype: torch.dtype,
+    adjoint: bool,
+    exact: bool,
+    entries: tuple[float, ...] = (),
 ) -> Tensor:
     """(K_out, K_in, S P) to one (n, d K_out, d P K_in) for each run, in one row of numbers, with channels filled up.
 
     Those of the adjoint correlation have K_in and K_out exchanged. For `exact` products there is a second row: the first has
-    the numbers rounded to TF32, the second what is left of them.
+    the numbers rounded to TF32, the second what is left of them. `entries` may stand for those of the representations.
     """
     found, coded, weight = tables(group, kernel_size, weight.device), layout(group), weight.contiguous()
     (k_out, k_in, stored), taps = weight.shape, weight.shape[2] // group.order
@@ -258,7 +264,7 @@ def transform_filters(
     block = min(128, triton.next_power_of_2(columns))
     _filters[(rows, taps, triton.cdiv(columns, block))](
         weight, found.adjoint_orbit if adjoint else found.orbit, filters, filters.shape[1], k_out, k_in, o_step, i_step, taps,
-        columns // unit, coded.filters, coded.first, coded.number, coded.column, coded.row, coded.degree,
+        columns // unit, entries or coded.filters, coded.first, coded.number, coded.column, coded.row, coded.degree,
         group.order, unit, exact, wide(weight), block,
     )  # fmt: skip
     return filters
