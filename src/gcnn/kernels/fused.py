@@ -128,7 +128,10 @@ def seconds(group: Group, dtype: torch.dtype, k_in: int, k_out: int, taps: int, 
     """What the kernel takes on an H200: programs read maps and filters from the cache, the map is read and written once."""
     found, block = code(group), channels(group.order)
     assert found is not None
-    read = taps * k_in * math.ceil(k_out / block) * (1 + len(found[0].first) / group.order * block / POINTS)
+    step = 64 // dtype.itemsize
+    read = (
+        taps * math.ceil(k_in / step) * step * math.ceil(k_out / block) * (1 + len(found[0].first) / group.order * block / POINTS)
+    )
     return points * group.order * dtype.itemsize * (read / 6.6e12 + (k_in + k_out) / 8e12) + 5e-6
 
 
@@ -140,7 +143,7 @@ def correlate(group: Group, planes: Tensor, weight: Tensor, *geometry: tuple[int
     k_out, s, size = weight.shape[1 if adjoint else 0], group.order, geometry[0]
     filters = transform_filters(group, weight, size, planes.dtype, adjoint, False, found[1])
     result, out = empty_planes(planes, patches.size, s, k_out)
-    block_k, block_n = 128 // (2 * planes.element_size()), channels(s)
+    block_k, block_n = 64 // planes.element_size(), channels(s)
     packed = planes.dtype == torch.bfloat16 and planes.is_cuda
     _correlate[(triton.cdiv(patches.points, POINTS) * triton.cdiv(k_out, block_n),)](
         patches.rows, filters, out, patches.points, patches.k_in // patches.unit, k_out, filled_up(k_out, patches.unit),
