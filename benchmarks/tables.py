@@ -6,6 +6,7 @@ import argparse
 import json
 import math
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ RECORDS = ROOT / "benchmarks" / "records"
 
 FIRST, SECOND, THIRD = "2026-11-15_rotated_mnist", "2026-11-15_authors_settings", "2026-11-15_second_settings"
 FOURTH = "2026-11-15_third_settings"
+FUSED = "2026-11-16_fused_h200"
 ROWS = [  # folder, record, what it is, the paper's number
     (SECOND, "paper_z2cnn", "Z2CNN, the authors' settings", "5.03 ± 0.20"),
     (FIRST, "paper_z2cnn", "Z2CNN, no small turns, norms estimated without dropout", ""),
@@ -117,7 +119,7 @@ def cifar10() -> str:
     rows.append("")
     rows.append(
         "Test error in percent, last epoch, recipes `fast/*`, settings chosen on the last 10,000 training images; the paper "
-        "trained for 300 epochs or more. All-CNN-C sees whitened images, as in the paper, ResNet44 plain ones. Images a second "
+        "trained for 300 epochs or more. All-CNN-C sees whitened images, as in the paper, ResNets plain ones. Images a second "
         f"in training, bfloat16, {r['device']}, torch {r['torch']}; of a step of the p4m ResNet44, "
         f"{100 * share['share_of_convolutions']:.0f} % are convolutions. The last column is the largest relative change of the "
         "logits under the group: strides on even sizes, and the head of the ResNets, are not invariant, as in the paper; "
@@ -216,21 +218,23 @@ def speed() -> str:
 def speed_on_gpu() -> str:
     """The same on a GPU, in three precisions."""
     runs = [record("2026-11-15_speed_h200", "speed"), *(record("2026-11-16_speed_h200", name) for name in ("layers", "speed"))]
+    lifts = record(FUSED, "lifts")  # wide first layers took another kernel then
+    lifts["rows"] = [r for r in lifts["rows"] if not r["case"].startswith("lift p4m") or r["precision"] == "float32"]
+    runs += [lifts, {"rows": list(as_bench(record(FUSED, "algorithms"))) + list(as_bench(record(FUSED, "octahedral")))}]
     ratios: dict[str, dict[tuple[str, str], dict[str, Any]]] = {}
     for i, r in enumerate(runs):  # the later run of a case takes the place of an earlier one
         for row in r["rows"]:
-            ratios.setdefault(row["case"], {}).setdefault((row["precision"], row["how"]), {})[row["candidate"]] = {
-                **row,
-                "run": i,
-            }
+            if i < len(runs) - 1 or row["case"] in ratios:
+                found = ratios.setdefault(row["case"], {}).setdefault((row["precision"], row["how"]), {})
+                found[row["candidate"]] = {**row, "run": i}
     kinds = ("float32", "tf32", "bf16")
     rows = [
         "| forward and backward | bound, ms: float32, TF32, bf16 | gcnn: float32 | TF32 | bf16 | TF32, eager |",
         "|---|---|---|---|---|---|",
     ]
-    for case, found in ratios.items():
-        bounds = [min(found[k, "graph"][c]["ms"] for c in ("planar nchw", "planar nhwc")) for k in kinds]
-        ours = [found[k, "graph"]["gcnn"] for k in kinds] + [found["tf32", "eager"]["gcnn"]]
+    for case, measured in ratios.items():
+        bounds = [min(measured[k, "graph"][c]["ms"] for c in ("planar nchw", "planar nhwc")) for k in kinds]
+        ours = [measured[k, "graph"]["gcnn"] for k in kinds] + [measured["tf32", "eager"]["gcnn"]]
         cells = [f"{row['ratio']:.2f}{'' if row['run'] else '*'}" for row in ours]
         rows.append(f"| {case} | {', '.join(f'{b:.2f}' for b in bounds)} | {' | '.join(cells)} |")
     peaks = []
@@ -241,15 +245,24 @@ def speed_on_gpu() -> str:
     memory = ", ".join(peaks)
     rows.append("")
     rows.append(
-        f"Time as a multiple of the bound; {r['device']}, torch {r['torch']}. Steps are replayed as CUDA graphs, as "
+        f"Time as a multiple of the bound; {lifts['device']}, torch {lifts['torch']}. Steps are replayed as CUDA graphs, as "
         "`gcnn train` does, so that kernels are compared; the last column is the same step launched from Python, on a host that "
         "is slow, where small layers wait for Python, and the [Fourier algorithm](fourier.md), with its many steps, longest. "
-        "What costs: masks on the hexagonal lattice of p6m; and in first layers, so in P4CNN too, cuDNN's deterministic "
-        "gradients, which have a kernel of ours in their place since this was measured. A star: from an earlier run, before "
+        "What costs: masks on the hexagonal lattice of p6m; and in first layers, so in P4CNN too, the gradient of the filters, "
+        "whose fastest kernels in cuDNN do not give the same bits in every run. A star: from an earlier run, before "
         "exact float32 products became twice as fast. Peak memory of a training step, against the planar network, with TF32 and "
-        f"in bfloat16: {memory}. Records: `benchmarks/records/2026-11-16_speed_h200` and `2026-11-15_speed_h200`."
+        f"in bfloat16: {memory}. Records: `benchmarks/records/{FUSED}`, `2026-11-16_speed_h200` and `2026-11-15_speed_h200`."
     )
     return "\n".join(rows)
+
+
+def as_bench(r: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Rows as `bench.py` writes them, of layers that take the Fourier algorithm by themselves."""
+    for row in r["rows"]:
+        times = {name: row[f"{name} train"] for name in ("planar nchw", "planar nhwc", "gcnn") if f"{name} train" in row}
+        bound = min(ms for name, ms in times.items() if name != "gcnn")
+        for name, ms in times.items() if row.get("pays", True) else ():
+            yield {**{k: row[k] for k in ("case", "precision")}, "how": "graph", "candidate": name, "ms": ms, "ratio": ms / bound}
 
 
 def savings() -> str:
@@ -272,15 +285,14 @@ def fourier() -> str:
     folder = "2026-11-15_fourier_h200"
     r, blocks, cpu = record(folder, "algorithms"), record(folder, "blocks"), record("2026-11-15_speed_cpu", "speed")
     later = {(row["case"], row["precision"]): row["forward_ms_train_ms_by_megabytes"]["as built"] for row in blocks["rows"]}
-    again = {(row["case"], row["precision"]): row for row in record("2026-11-16_fourier_h200", "algorithms")["rows"]}
+    newer = [("2026-11-16_fourier_h200", "algorithms"), *((FUSED, name) for name in ("algorithms", "half_maps", "octahedral"))]
+    again = {(row["case"], row["precision"]): row for place in newer for row in record(*place)["rows"]}
+    later = {key: times for key, times in later.items() if key not in again}
     found: dict[str, dict[str, str]] = {}
-    for each in r["rows"]:
-        case, kind = each["case"], each["precision"]
-        row = again.get((case, kind), each)
-        later = {key: times for key, times in later.items() if key not in again}
+    for (case, kind), row in ({(row["case"], row["precision"]): row for row in r["rows"]} | again).items():
         ours = later.get((case, kind), [row["gcnn forward"], row["gcnn train"]])
-        bounds = [min(row[f"planar {memory} {mode}"] for memory in ("nchw", "nhwc")) for mode in ("forward", "train")]
-        gains = [f"{bound / ms:.2f}" for bound, ms in zip(bounds, ours, strict=True)]
+        planar = [[row.get(f"planar {memory} {mode}", math.inf) for memory in ("nchw", "nhwc")] for mode in ("forward", "train")]
+        gains = [f"{min(bounds) / ms:.2f}" for bounds, ms in zip(planar, ours, strict=True)]
         found.setdefault(case, {})[kind] = ", ".join(gains) + ("*" if (case, kind) in later else "")
     for row in record("2026-11-16_speed_h200", "layers")["rows"]:
         if (row["case"], row["how"], row["candidate"]) == ("Oh K=8 16px", "graph", "gcnn"):
@@ -298,8 +310,10 @@ def fourier() -> str:
     rows.append(
         'Times the speed of the planar bound. On the H200 with `algorithm="fourier"`: where a number is well below 1, "auto" '
         'takes the planar algorithm; on the CPU with "auto". Steps are CUDA graphs; those with a star were measured in a later '
-        f"run than their bound, with better choices for the gradient of the filters. Records: `benchmarks/records/{folder}`, "
-        "`2026-11-16_fourier_h200`, `2026-11-16_speed_h200` and `2026-11-15_speed_cpu`."
+        "run than their bound, with better choices for the gradient of the filters. TF32 and bf16 of p4m with K = 32, 64, 96, 100, "
+        "128 and 256 and of p4 with K = 64 and 128 were measured last, when the way back had one copy of the map less; "
+        f"bf16 there begins with a map of bf16, but for K = 100 and for 32px. Records: `benchmarks/records/{folder}`, `2026-11-16_fourier_h200`, `{FUSED}`, `2026-11-16_speed_h200` and "
+        "`2026-11-15_speed_cpu`."
     )
     return "\n".join(rows)
 

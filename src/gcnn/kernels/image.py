@@ -1,8 +1,8 @@
 """The gradient of filters that see an image, on a GPU, in Triton.
 
 An image has few channels, and the gradient of the bank is a product of few columns, K_in n^d, over all points of all images:
-cuDNN's algorithms that give the same bits in every run take several times longer than reading the numbers does. Here the points
-are divided among programs, each of which multiplies what it sees on tensor cores; their sums are added in order.
+cuDNN's algorithms that give the same bits in every run take up to several times longer than reading the numbers does. Here the
+points are divided among programs, each of which multiplies what it sees on tensor cores; their sums are added in order.
 """
 
 from __future__ import annotations
@@ -21,9 +21,13 @@ LARGEST = 128  # columns that one program holds
 PROGRAMS = 528  # that keep a GPU busy
 
 
-def suits(planes: Tensor, kernel_size: tuple[int, ...]) -> bool:
-    """Whether the gradient of filters on such planes is one of few columns."""
-    return planes.shape[1] * math.prod(kernel_size) < LARGEST and planes.dtype != torch.float64
+def suits(dy: Tensor, planes: Tensor, kernel_size: tuple[int, ...]) -> bool:
+    """Whether the gradient of filters on such planes is one of few columns, and cuDNN's kernels for it are slow.
+
+    They are not for more than 64 planes of TF32 or of half the bits.
+    """
+    few = planes.shape[1] * math.prod(kernel_size) < LARGEST and planes.dtype != torch.float64
+    return few and (dy.shape[1] <= 64 or (dy.dtype == torch.float32 and not allows_tf32()))
 
 
 def bank_gradient(

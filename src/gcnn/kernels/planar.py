@@ -96,7 +96,7 @@ def gradients(
     """The gradients of the planes, of the filters and of their bias."""
     (table, inverse, _, back), groups, geometry = plan.tables, plan.groups, (plan.stride, plan.padding, plan.dilation)
     ours = wanted[1] and groups == 1 and dy.is_cuda and plain(dy) and _triton() is not None
-    few = ours and _triton().suits(planes, plan.kernel_size)
+    few = ours and _triton().suits(dy, planes, plan.kernel_size)
     sizes = None if bias is None else [bank.shape[0]]
     dx, dweight, dbias = (None, None, None)
     if wanted[0] or not few:
