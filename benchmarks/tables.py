@@ -310,10 +310,10 @@ def fourier() -> str:
     rows.append(
         'Times the speed of the planar bound. On the H200 with `algorithm="fourier"`: where a number is well below 1, "auto" '
         'takes the planar algorithm; on the CPU with "auto". Steps are CUDA graphs; those with a star were measured in a later '
-        "run than their bound, with better choices for the gradient of the filters. TF32 and bf16 of p4m with K = 32, 64, 96, 100, "
-        "128 and 256 and of p4 with K = 64 and 128 were measured last, when the way back had one copy of the map less; "
-        f"bf16 there begins with a map of bf16, but for K = 100 and for 32px. Records: `benchmarks/records/{folder}`, `2026-11-16_fourier_h200`, `{FUSED}`, `2026-11-16_speed_h200` and "
-        "`2026-11-15_speed_cpu`."
+        "run than their bound, with better choices for the gradient of the filters. TF32 and bf16 of p4m with K = 32, 64, 96, "
+        "100, 128 and 256 and of p4 with K = 64 and 128 were measured last, when the way back had one copy of the map less; "
+        "bf16 there begins with a map of bf16, but for K = 100 and for 32px. Records: `benchmarks/records/"
+        f"{folder}`, `2026-11-16_fourier_h200`, `{FUSED}`, `2026-11-16_speed_h200` and `2026-11-15_speed_cpu`."
     )
     return "\n".join(rows)
 
