@@ -23,7 +23,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -358,6 +358,7 @@ def main() -> None:
     parser.add_argument("--modes", nargs="+", default=["train", "forward", "inference"])
     parser.add_argument("--precisions", nargs="+", default=[], help="float32, tf32, bf16")
     parser.add_argument("--how", nargs="+", default=["eager", "graph"], help="eager, graph: on a GPU")
+    parser.add_argument("--batch", type=int, default=0, help="images of each case, instead of its own number")
     parser.add_argument("--seconds", type=float, default=4.0, help="for each case and mode")
     parser.add_argument("--rounds", type=int, default=60, help="at most")
     parser.add_argument("--out", type=Path, default=None, help="folder for the record, speed.json")
@@ -370,6 +371,7 @@ def main() -> None:
     precisions = told.precisions or (["float32", "tf32", "bf16"] if told.device == "cuda" else ["float32"])
     asked = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
     record: dict[str, Any] = {
+        "batch": told.batch or "each case's own",
         "commit": told.commit or asked.stdout.strip() or "unknown",
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -386,6 +388,7 @@ def main() -> None:
     if not chosen:
         raise SystemExit(f"no case has {' or '.join(told.only)} in its name; there are {', '.join(CASES)}")
     for title, case in chosen.items():
+        case = replace(case, batch=told.batch, cpu_batch=told.batch) if told.batch else case
         if (told.quick and not case.quick) or (told.device == "cpu" and not case.cpu_batch):
             continue
         for kind in precisions:

@@ -265,6 +265,25 @@ def as_bench(r: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield {**{k: row[k] for k in ("case", "precision")}, "how": "graph", "candidate": name, "ms": ms, "ratio": ms / bound}
 
 
+def serving() -> str:
+    """How much faster plain modules answer than the networks they were made of."""
+    folder, sizes = "2026-11-16_serving_cpu", (1, 8, 32)
+    cells: dict[str, list[str]] = {}
+    for size in sizes:
+        r = record(folder, f"batch{size}")
+        times = {(row["case"], row["candidate"]): row["ms"] for row in r["rows"]}
+        for case in {row["case"]: None for row in r["rows"]}:
+            cells.setdefault(case, []).append(f"{times[case, 'gcnn'] / times[case, 'gcnn planar()']:.2f}")
+    rows = ["| network | " + " | ".join(f"batches of {size}" for size in sizes) + " |", "|---" * (len(sizes) + 1) + "|"]
+    rows += [f"| {case} | {' | '.join(found)} |" for case, found in cells.items()]
+    rows.append("")
+    rows.append(
+        f"Times the speed of the network as it is, in eval mode; float32, {r['device']}, torch {r['torch']}. Record: "
+        f"`benchmarks/records/{folder}`."
+    )
+    return "\n".join(rows)
+
+
 def savings() -> str:
     """What the Fourier algorithm saves, for every group."""
     rows = [
@@ -325,6 +344,7 @@ TABLES = {
     "volumes": volumes,
     "speed": speed,
     "speed_on_gpu": speed_on_gpu,
+    "serving": serving,
     "savings": savings,
     "fourier": fourier,
 }
