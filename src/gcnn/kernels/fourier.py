@@ -258,17 +258,19 @@ def _correlate(group: Group, planes: Tensor, weight: Tensor, *geometry: tuple[in
     k_out, s = weight.shape[0], group.order
     filters = _transform_filters(group, weight.to(patches.dtype), patches.plan)
     result, out = empty_planes(planes, patches.size, s, k_out)
+    products = planes.new_empty(s * patches.block * k_out, dtype=patches.dtype)
     for start, stop in patches.blocks():
         x = patches.transformed(start, stop)  # (S, B, P K_in)
-        y = torch.empty(s, stop - start, k_out, dtype=x.dtype, device=x.device)
+        y = products[: s * (stop - start) * k_out].view(s, -1, k_out)
         at = 0
         for w in filters:
             d = len(w)
             for i in range(at, at + patches.parts[d, at], d):
-                each = x[i].mm(w[0])
+                each = torch.mm(x[i], w[0], out=y[i]) if d == 1 else x[i].mm(w[0])
                 for j in range(1, d):
                     each.addmm_(x[i + j], w[j])
-                y[i : i + d] = each.view(-1, d, k_out).transpose(0, 1)
+                if d > 1:
+                    y[i : i + d] = each.view(-1, d, k_out).transpose(0, 1)
             at += patches.parts[d, at]
         out[start:stop] = patches.matrix.t().mm(y.view(s, -1)).view(s, -1, k_out).transpose(0, 1)
     return result
@@ -364,6 +366,10 @@ class _Patches:
         self.first = first[:, None]  # (points, 1)
         self.matrix = as_tensor(self.plan.matrix, planes.device).to(self.dtype)
         self.block = max(64, min(self.points, BLOCK.get(planes.device.type, 1 << 28) // (s * taps * self.k_in * 4)))
+        # the same memory for every block: what is new takes longer to be had than to be filled
+        numbers = s * self.block * taps * self.k_in
+        self.seen = planes.new_empty(numbers if planes.dtype == self.dtype else 0)
+        self.hat = planes.new_empty(numbers, dtype=self.dtype)
         at, self.parts = 0, {}
         for rho in irreps(group):  # (dimension, first coefficient) -> number of coefficients
             self.parts[rho.dim, at] = rho.dim**2 // rho.kind
@@ -374,10 +380,15 @@ class _Patches:
         return [(i, min(i + self.block, self.points)) for i in range(0, self.points, self.block)]
 
     def transformed(self, start: int, stop: int) -> Tensor:
-        """x^: (S, B, P K_in)."""
-        index = self.first[start:stop] + self.offsets  # (S, B, P)
-        seen = self.rows.index_select(0, index.flatten()).to(self.dtype)
-        return self.matrix.mm(seen.view(len(self.matrix), -1)).view(len(self.matrix), stop - start, -1)
+        """x^: (S, B, P K_in), until the next block."""
+        index = (self.first[start:stop] + self.offsets).flatten()  # (S, B, P)
+        numbers, s = len(index) * self.k_in, len(self.matrix)
+        if len(self.seen):
+            seen = torch.index_select(self.rows, 0, index, out=self.seen[:numbers].view(-1, self.k_in))
+        else:
+            seen = self.rows.index_select(0, index).to(self.dtype)
+        hat = torch.mm(self.matrix, seen.view(s, -1), out=self.hat[:numbers].view(s, -1))
+        return hat.view(s, stop - start, -1)
 
 
 def _insert_zeros(
