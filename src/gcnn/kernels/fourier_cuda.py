@@ -27,6 +27,7 @@ from torch import Tensor
 from gcnn.groups import Group
 from gcnn.indices import index_table
 from gcnn.irreps import fourier_matrix, irreps
+from gcnn.kernels import on_its_gpu
 from gcnn.kernels.fourier import empty_planes, make_plan
 from gcnn.layout import allows_tf32, as_tensor
 
@@ -182,6 +183,7 @@ class Patches:
         return found
 
 
+@on_its_gpu
 def correlate(group: Group, planes: Tensor, weight: Tensor, *geometry: tuple[int, ...], adjoint: bool = False) -> Tensor:
     """Planes (N, S K_in, *X) and filters (K_out, K_in, S P) to planes (N, S K_out, *Y), channels last in memory.
 
@@ -214,6 +216,7 @@ def correlate(group: Group, planes: Tensor, weight: Tensor, *geometry: tuple[int
     return result
 
 
+@on_its_gpu
 def weight_gradient(group: Group, planes: Tensor, dy: Tensor, weight: Tensor, *geometry: tuple[int, ...]) -> Tensor:
     """The gradient of the filters (K_out, K_in, S P)."""
     patches = Patches(group, planes, *geometry)

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from gcnn.groups import Group, IntArray
 from gcnn.irreps import fourier_matrix
+from gcnn.kernels import on_its_gpu
 from gcnn.kernels.fourier import empty_planes
 from gcnn.kernels.fourier_cuda import Patches, filled_up, layout, transform_filters
 from gcnn.layout import allows_tf32
@@ -135,6 +136,7 @@ def seconds(group: Group, dtype: torch.dtype, k_in: int, k_out: int, taps: int, 
     return points * group.order * dtype.itemsize * (read / 6.6e12 + (k_in + k_out) / 8e12) + 5e-6
 
 
+@on_its_gpu
 def correlate(group: Group, planes: Tensor, weight: Tensor, *geometry: tuple[int, ...], adjoint: bool = False) -> Tensor:
     """The same as `gcnn.kernels.fourier_cuda.correlate`, for maps that `suits` allows."""
     found = code(group)

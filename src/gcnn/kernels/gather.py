@@ -7,10 +7,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gcnn.kernels import on_its_gpu
+
 BLOCK = 1024
 SMALL = 1 << 20  # stored numbers that the cache holds, so that they can be read in any order
 
 
+@on_its_gpu
 def expand(
     weight: Tensor, table: Tensor, inverse: Tensor, cells: int, groups: int, channels_last: bool, dtype: torch.dtype
 ) -> Tensor:
@@ -28,6 +31,7 @@ def expand(
     return bank.transpose(1, 2) if channels_last else bank
 
 
+@on_its_gpu
 def collect(
     bank: Tensor, table: Tensor, inverse: Tensor, cells: int, groups: int, channels_last: bool, dtype: torch.dtype
 ) -> Tensor:

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gcnn.kernels import on_its_gpu
 from gcnn.layout import allows_tf32
 
 LARGEST = 128  # columns that one program holds
@@ -30,6 +31,7 @@ def suits(dy: Tensor, planes: Tensor, kernel_size: tuple[int, ...]) -> bool:
     return few and (dy.shape[1] <= 64 or (dy.dtype == torch.float32 and not allows_tf32()))
 
 
+@on_its_gpu
 def bank_gradient(
     dy: Tensor,
     image: Tensor,

@@ -10,9 +10,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gcnn.kernels import on_its_gpu
+
 BLOCK = 128
 
 
+@on_its_gpu
 def pool_statistics(
     means: Tensor,
     variances: Tensor,
@@ -52,6 +55,7 @@ def pool_statistics(
     return planar, tied
 
 
+@on_its_gpu
 def pool_gradients(sums: tuple[Tensor, ...], k: int, points: int) -> tuple[Tensor, Tensor, Tensor]:
     """Per-plane sums of dy, dy (x - mean), dy x^, dy: the first two tied (2, S K), the others for each map (2, K); the count."""
     planar, tied = sums[0].new_empty(2, sums[0].numel()), sums[0].new_empty(2, k)
