@@ -247,7 +247,8 @@ def speed_on_gpu() -> str:
     rows.append(
         f"Time as a multiple of the bound; {lifts['device']}, torch {lifts['torch']}. Steps are replayed as CUDA graphs, as "
         "`gcnn train` does, so that kernels are compared; the last column is the same step launched from Python, on a host that "
-        "is slow, where small layers wait for Python, and the [Fourier algorithm](fourier.md), with its many steps, longest. "
+        "is slow, where small layers wait for Python, and the [Fourier algorithm](fourier.md), with its many steps, longest; it "
+        "is of an earlier commit, at which p4m with K = 64 and the 1x1 layer of K = 128 took the planar algorithm. "
         "What costs: masks on the hexagonal lattice of p6m; and in first layers, so in P4CNN too, the gradient of the filters, "
         "whose fastest kernels in cuDNN do not give the same bits in every run. A star: from an earlier run, before "
         "exact float32 products became twice as fast. Peak memory of a training step, against the planar network, with TF32 and "
@@ -319,6 +320,11 @@ def fourier() -> str:
     for row in cpu["rows"]:
         if row["candidate"] == "gcnn" and row["mode"] == "train" and row["case"] in found:
             found[row["case"]]["cpu"] = f"{1 / row['ratio']:.2f}"
+    from_float32 = []
+    for row in record(FUSED, "algorithms")["rows"]:
+        if row["precision"] == "bf16" and row["case"] in ("p4m K=64 16px", "p4m K=128 16px", "p4m K=256 16px"):
+            gains = [row[f"planar nhwc {mode}"] / row[f"gcnn {mode}"] for mode in ("forward", "train")]
+            from_float32.append(f"{row['case']} {gains[0]:.2f}, {gains[1]:.2f}")
     kinds = ("float32", "tf32", "bf16", "cpu")
     rows = [
         "| layer | H200, float32: forward, with backward | TF32 | bf16 | CPU, float32, with backward |",
@@ -331,7 +337,8 @@ def fourier() -> str:
         'takes the planar algorithm; on the CPU with "auto". Steps are CUDA graphs; those with a star were measured in a later '
         "run than their bound, with better choices for the gradient of the filters. TF32 and bf16 of p4m with K = 32, 64, 96, "
         "100, 128 and 256 and of p4 with K = 64 and 128 were measured last, when the way back had one copy of the map less; "
-        "bf16 there begins with a map of bf16, but for K = 100 and for 32px. Records: `benchmarks/records/"
+        "bf16 there begins with a map of bf16, but for K = 50, 100 and for 32px; with a map of float32, which both sides round "
+        f"first, as the older rows have it, it was: {'; '.join(from_float32)}. Records: `benchmarks/records/"
         f"{folder}`, `2026-11-16_fourier_h200`, `{FUSED}`, `2026-11-16_speed_h200` and `2026-11-15_speed_cpu`."
     )
     return "\n".join(rows)
