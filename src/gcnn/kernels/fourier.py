@@ -78,15 +78,25 @@ RATES = {
 }
 
 
-def pays_on_cuda(group: Group, dtype: torch.dtype, k_in: int, k_out: int, taps: int, points: int, gradient: bool = False) -> bool:
+def pays_on_cuda(
+    group: Group,
+    dtype: torch.dtype,
+    k_in: int,
+    k_out: int,
+    taps: int,
+    points: int,
+    gradient: bool = False,
+    training: bool = False,
+) -> bool:
     """Whether the Fourier algorithm is the faster one on a GPU, for the map or for the gradient of the filters.
 
-    A model of the two, in the proportions of an H200. Launching kernels one by one takes 0.1 ms.
+    A model of the two, in the proportions of an H200. Launching kernels one by one takes 0.1 ms. In `training` the way back through
+    the map counts as well.
     """
     if group.order > LARGEST or _triton() is None:
         return False
     sizes = (k_in, k_out, taps, points)
-    ours, planar = _seconds(group, dtype, *sizes, gradient)
+    ours, planar = _seconds(group, dtype, *sizes, gradient, training)
     ours += 1e-4
     if not gradient and _fused().suits(group, dtype, k_in, taps):
         ours = min(ours, _fused().seconds(group, dtype, *sizes))
@@ -94,7 +104,14 @@ def pays_on_cuda(group: Group, dtype: torch.dtype, k_in: int, k_out: int, taps: 
 
 
 def _seconds(
-    group: Group, dtype: torch.dtype, k_in: int, k_out: int, taps: int, points: int, gradient: bool = False
+    group: Group,
+    dtype: torch.dtype,
+    k_in: int,
+    k_out: int,
+    taps: int,
+    points: int,
+    gradient: bool = False,
+    training: bool = False,
 ) -> tuple[float, float]:
     """What the Fourier algorithm of `gcnn.kernels.fourier_cuda` takes, and the planar one.
 
@@ -106,6 +123,8 @@ def _seconds(
     planar, ours = RATES[kind][gradient]
     if group.order * math.gcd(k_in, k_out) % 64:  # the tiles of cuDNN's kernels are not filled
         planar *= 0.4 if kind == "float32" and gradient else 0.62
+        if training and kind == "tf32":  # the way back takes half as long again
+            planar *= 0.8
     if kind == "float32" and gradient and (group.dim != 2 or taps == 1):  # the others have Winograd's saving
         planar = 32.0
     if kind == "float32" and not gradient and group.order**2 < 4 * multiplications(group):
@@ -120,12 +139,14 @@ def _seconds(
 def pays(group: Group, k_in: int, k_out: int, taps: int, points: int) -> bool:
     """Whether the Fourier algorithm is the faster one on a CPU, by a model of the two.
 
-    A multiplication of either costs the same; besides, every number of a patch is gathered and transformed at the price of about
-    130 of them, and every number of the result is transformed back. The filters' transform is small beside 256 points and more.
+    A multiplication of either costs the same; besides, every number of a patch is gathered at the price of about 120 of them (more
+    in runs of fewer than 8) and transformed at that of 2 S, and every number of the result is transformed back. The filters'
+    transform is small beside 256 points and more.
     """
     saved = (group.order**2 - 1.1 * multiplications(group)) * k_out
-    moved = 130 * group.order * (1 + k_out / (taps * k_in))
-    return points >= 256 and saved > 1.15 * moved
+    price = 120 + 2 * group.order + max(0.0, 800 / k_in - 100)
+    moved = price * group.order * (1 + k_out / (taps * k_in))
+    return points >= 256 and saved > moved
 
 
 def choose(
@@ -151,7 +172,9 @@ def choose(
     k_out, k_in, stored = weight.shape
     sizes = (k_in, k_out, stored // order, x.numel() // (shape[1] * order))
     if x.is_cuda:
-        faster = plain(x) and pays_on_cuda(group, dtype or filter_dtype("cuda", weight.dtype), *sizes)
+        wanted = dtype or filter_dtype("cuda", weight.dtype)
+        training = torch.is_grad_enabled() and x.requires_grad
+        faster = plain(x) and pays_on_cuda(group, wanted, *sizes, training=training)
     else:
         faster = x.is_cpu and x.dtype == weight.dtype in (torch.float32, torch.float64) and pays(group, *sizes)
     return "fourier" if faster else "planar"
