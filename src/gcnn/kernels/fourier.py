@@ -90,8 +90,8 @@ def pays_on_cuda(
 ) -> bool:
     """Whether the Fourier algorithm is the faster one on a GPU, for the map or for the gradient of the filters.
 
-    A model of the two, in the proportions of an H200. Launching kernels one by one takes 0.1 ms. In `training` the way back through
-    the map counts as well.
+    A model of the two, in the proportions of an H200. Launching kernels one by one takes 0.1 ms. In `training` the way back
+    through the map counts as well.
     """
     if group.order > LARGEST or _triton() is None:
         return False
@@ -139,9 +139,9 @@ def _seconds(
 def pays(group: Group, k_in: int, k_out: int, taps: int, points: int) -> bool:
     """Whether the Fourier algorithm is the faster one on a CPU, by a model of the two.
 
-    A multiplication of either costs the same; besides, every number of a patch is gathered at the price of about 120 of them (more
-    in runs of fewer than 8) and transformed at that of 2 S, and every number of the result is transformed back. The filters'
-    transform is small beside 256 points and more.
+    A multiplication of either costs the same; besides, every number of a patch is gathered at the price of about 120 of them
+    (more in runs of fewer than 8) and transformed at that of 2 S, and every number of the result is transformed back. The
+    filters' transform is small beside 256 points and more.
     """
     saved = (group.order**2 - 1.1 * multiplications(group)) * k_out
     price = 120 + 2 * group.order + max(0.0, 800 / k_in - 100)
