@@ -398,9 +398,8 @@ def main() -> None:
                     running = {k: c for k, c in everyone.items() if mode == "inference" or not c.inference_only}
                     steps = {k: step(c, mode, kind == "bf16", told.device) for k, c in running.items()}
                     for how in told.how if told.device == "cuda" else ["eager"]:
-                        if how == "graph":
-                            steps = {k: recorded(run) for k, run in steps.items()}
-                        found = measure(steps, told.device, 1.5 if told.quick else told.seconds, told.rounds)
+                        runs = {k: recorded(run) for k, run in steps.items()} if how == "graph" else steps
+                        found = measure(runs, told.device, 1.5 if told.quick else told.seconds, told.rounds)
                         bound = min(found[k]["ms"] for k in ("planar nchw", "planar nhwc"))
                         words = {"case": title, "precision": kind, "mode": mode, "how": how}
                         record["rows"] += [
