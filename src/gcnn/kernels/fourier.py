@@ -31,6 +31,7 @@ from gcnn.kernels.planar import conv_backward
 from gcnn.layout import allows_tf32, as_tensor, autocasts, filter_dtype, plain, traced
 
 Algorithm = Literal["auto", "planar", "fourier"]
+Part = Literal["map", "both ways", "filters"]  # of a step: the map, its gradient too, the gradient of the filters
 
 BLOCK = {"cpu": 1 << 23, "cuda": 1 << 28}  # bytes of patches worked on at a time: what a cache holds, what keeps a GPU busy
 LARGEST = 48  # order of the groups whose transforms a GPU's registers hold
@@ -78,40 +79,23 @@ RATES = {
 }
 
 
-def pays_on_cuda(
-    group: Group,
-    dtype: torch.dtype,
-    k_in: int,
-    k_out: int,
-    taps: int,
-    points: int,
-    gradient: bool = False,
-    training: bool = False,
-) -> bool:
-    """Whether the Fourier algorithm is the faster one on a GPU, for the map or for the gradient of the filters.
+def pays_on_cuda(group: Group, dtype: torch.dtype, k_in: int, k_out: int, taps: int, points: int, part: Part = "map") -> bool:
+    """Whether the Fourier algorithm is the faster one on a GPU, by a model of the two in the proportions of an H200.
 
-    A model of the two, in the proportions of an H200. Launching kernels one by one takes 0.1 ms. In `training` the way back
-    through the map counts as well.
+    Launching kernels one by one takes 0.1 ms.
     """
     if group.order > LARGEST or _triton() is None:
         return False
     sizes = (k_in, k_out, taps, points)
-    ours, planar = _seconds(group, dtype, *sizes, gradient, training)
+    ours, planar = _seconds(group, dtype, *sizes, part)
     ours += 1e-4
-    if not gradient and _fused().suits(group, dtype, k_in, taps):
+    if part != "filters" and _fused().suits(group, dtype, k_in, taps):
         ours = min(ours, _fused().seconds(group, dtype, *sizes))
     return 1.05 * ours < planar
 
 
 def _seconds(
-    group: Group,
-    dtype: torch.dtype,
-    k_in: int,
-    k_out: int,
-    taps: int,
-    points: int,
-    gradient: bool = False,
-    training: bool = False,
+    group: Group, dtype: torch.dtype, k_in: int, k_out: int, taps: int, points: int, part: Part = "map"
 ) -> tuple[float, float]:
     """What the Fourier algorithm of `gcnn.kernels.fourier_cuda` takes, and the planar one.
 
@@ -120,10 +104,11 @@ def _seconds(
     """
     size = torch.finfo(dtype).bits // 8
     kind = "half" if size == 2 else "float64" if size == 8 else "tf32" if allows_tf32() else "float32"
+    gradient = part == "filters"
     planar, ours = RATES[kind][gradient]
     if group.order * math.gcd(k_in, k_out) % 64:  # the tiles of cuDNN's kernels are not filled
         planar *= 0.4 if kind == "float32" and gradient else 0.62
-        if training and kind == "tf32":  # the way back takes half as long again
+        if part == "both ways" and kind == "tf32":  # the way back takes half as long again
             planar *= 0.8
     if kind == "float32" and gradient and (group.dim != 2 or taps == 1):  # the others have Winograd's saving
         planar = 32.0
@@ -173,8 +158,8 @@ def choose(
     sizes = (k_in, k_out, stored // order, x.numel() // (shape[1] * order))
     if x.is_cuda:
         wanted = dtype or filter_dtype("cuda", weight.dtype)
-        training = torch.is_grad_enabled() and x.requires_grad
-        faster = plain(x) and pays_on_cuda(group, wanted, *sizes, training=training)
+        part: Part = "both ways" if torch.is_grad_enabled() and x.requires_grad else "map"
+        faster = plain(x) and pays_on_cuda(group, wanted, *sizes, part)
     else:
         faster = x.is_cpu and x.dtype == weight.dtype in (torch.float32, torch.float64) and pays(group, *sizes)
     return "fourier" if faster else "planar"
@@ -238,7 +223,7 @@ def gradients(
             d_planes = _correlate(group, spread, weight, kernel_size, (1,) * group.dim, pad, dilation, adjoint=True)
         if wanted[1]:
             sizes = (weight.shape[1], weight.shape[0], weight.shape[2] // group.order, dy.shape[0] * math.prod(dy.shape[2:]))
-            planar = _on_cuda(group, dy) and not pays_on_cuda(group, dy.dtype, *sizes, gradient=True)
+            planar = _on_cuda(group, dy) and not pays_on_cuda(group, dy.dtype, *sizes, "filters")
             gradient = _planar_weight_gradient if planar else _weight_gradient
             d_weight = gradient(group, planes, dy, weight, kernel_size, stride, padding, dilation)
     return d_planes, d_weight
