@@ -16,6 +16,7 @@ import platform
 import statistics
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ def on_turned_volumes(run: Run, data: Dataset) -> dict[str, float]:
     return found
 
 
-def share_of_convolutions(run: Run, data: Dataset) -> float:
+def share_of_convolutions(run: Run) -> float:
     """The part of a training step's time on the GPU that convolutions and their gradients take."""
     model, device = run.model.train(), next(run.model.parameters()).device
     x = torch.randn(run.config.batch_size, *run.shape, device=device)
@@ -113,9 +114,10 @@ def share_of_convolutions(run: Run, data: Dataset) -> float:
     return sum(parts) / whole
 
 
-def run(config: Config, seeds: range, data: Dataset, runs: Path | None) -> dict[str, Any]:
-    """The test error of every seed, of the last epoch or of what Config.keep says, with times and equivariance errors."""
-    rows = []
+def run(config: Config, seeds: range, data: Dataset, runs: Path | None) -> Iterator[dict[str, Any]]:
+    """The record so far, after every seed: test errors, of the last epoch or of what Config.keep says, times and the like."""
+    rows: list[dict[str, Any]] = []
+    share = None
     for seed in seeds:
         start = time.perf_counter()
         folder = runs / str(seed) if runs else None
@@ -138,17 +140,19 @@ def run(config: Config, seeds: range, data: Dataset, runs: Path | None) -> dict[
             row |= on_turned_volumes(done, data)
         rows.append(row)
         print(f"  seed {seed}: {row['test_error']:.2f} %, {row['seconds']:.0f} s", flush=True)
-    errors = [row["test_error"] for row in rows]
-    whole = data.name not in ("rotated_mnist", "digits")
-    return {
-        "config": dataclasses.asdict(config),
-        "data": data.name if whole else f"{data.name}, regenerated from MNIST",
-        "parameters": sum(p.numel() for p in done.model.parameters()),
-        "mean": statistics.mean(errors),
-        "std": statistics.stdev(errors) if len(errors) > 1 else None,
-        "share_of_convolutions": share_of_convolutions(done, data) if torch.cuda.is_available() else None,
-        "seeds": rows,
-    }
+        if share is None and torch.cuda.is_available():
+            share = share_of_convolutions(done)
+        errors = [row["test_error"] for row in rows]
+        whole = data.name not in ("rotated_mnist", "digits")
+        yield {
+            "config": dataclasses.asdict(config),
+            "data": data.name if whole else f"{data.name}, regenerated from MNIST",
+            "parameters": sum(p.numel() for p in done.model.parameters()),
+            "mean": statistics.mean(errors),
+            "std": statistics.stdev(errors) if len(errors) > 1 else None,
+            "share_of_convolutions": share,
+            "seeds": rows,
+        }
 
 
 def main() -> None:
@@ -177,9 +181,9 @@ def main() -> None:
         seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
         name = (arguments.name or recipe).replace("/", "_").replace("+", "_plus")
         runs = arguments.runs / name if arguments.runs else None
-        found = run(config, seeds, data[config.data], runs)
-        found = {"recipe": recipe, "name": arguments.name or recipe, **machine(arguments.commit), **found}
-        (arguments.out / f"{name}.json").write_text(json.dumps(found, indent=1))
+        for found in run(config, seeds, data[config.data], runs):
+            kept = {"recipe": recipe, "name": arguments.name or recipe, **machine(arguments.commit), **found}
+            (arguments.out / f"{name}.json").write_text(json.dumps(kept, indent=1))
         seconds = found["seeds"][0]["median_epoch_seconds"]
         each = " ".join(f"{row['test_error']:.2f}" for row in found["seeds"])
         print(f"{name}: {found['mean']:.3f} +- {found['std'] or 0:.3f} % ({each}), {seconds:.3f} s an epoch", flush=True)

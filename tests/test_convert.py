@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -944,3 +945,174 @@ def test_on_hexagonal_lattices_too(name: str) -> None:
     x = image(p6, channels=3, size=9, dtype=torch.float32)
     assert equivariance_error(net, p6, x) < 1e-4
     torch.testing.assert_close(planar(net)(x), net(x), rtol=1e-5, atol=1e-6)
+
+
+# --- what a forward may hide from tracing --------------------------------------------------------------------------------------
+
+
+class Patches(nn.Module):
+    """A small classifier around a forward that is given."""
+
+    def __init__(self, forward: Callable[..., Any], **modules: nn.Module) -> None:
+        super().__init__()
+        self.a, self.b, self.h = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1), nn.Linear(16, 5)
+        self.alpha = nn.Parameter(torch.tensor([0.3]))
+        self.told = forward
+        for name, module in modules.items():
+            self.add_module(name, module)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.told(self, x)
+
+
+class MyDropPath(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (torch.rand(x.size(0), 1, 1, 1) > 0.5) if self.training else x
+
+
+MyDropPath.__name__ = "DropPath"
+DIFFERENT = "does different things in training"
+HIDDEN: dict[str, tuple[Callable[..., Any], str]] = {
+    "another factor in eval mode": (lambda s, x: s.h(s.a(x).mean((2, 3))) / (1.0 if s.training else 4.0), DIFFERENT),
+    "other bounds in eval mode": (lambda s, x: s.h(s.a(x).clamp(0, 1 if s.training else 2).mean((2, 3))), DIFFERENT),
+    "a random factor": (lambda s, x: s.h(s.a(x).mean((2, 3))) * random.random(), f"{DIFFERENT}|random numbers"),
+    "a layer left out at random": (
+        lambda s, x: s.h((s.b(s.a(x)) if random.random() > -1 else s.a(x)).mean((2, 3))),
+        "random numbers",
+    ),
+    "columns": (lambda s, x: s.h((s.a(x) + torch.linspace(-1, 1, x.shape[3])).mean((2, 3))), "no map"),
+    "positions": (lambda s, x: s.h((s.a(x) * torch.arange(x.shape[2]).sin()[:, None]).mean((2, 3))), "no map"),
+    "a mask of four axes": (lambda s, x: s.h(s.drop(s.a(x)).mean((2, 3))), "whole samples"),
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_what_tracing_would_fix_or_lose_is_refused(name: str) -> None:
+    forward, words = HIDDEN[name]
+    with pytest.raises(ValueError, match=words):
+        convert(Patches(forward, drop=MyDropPath()), p4)
+
+
+def test_a_dropout_that_is_never_at_work_stays_so() -> None:
+    net, x = (
+        convert(Patches(lambda s, x: s.h(F.dropout(s.a(x).mean((2, 3)), 0.9, training=False))), p4).train(),
+        torch.randn(2, 3, 9, 9),
+    )
+    torch.testing.assert_close(net(x), net(x), rtol=0, atol=0)
+
+
+def test_functions_of_single_parameters_meet_maps() -> None:
+    torch.manual_seed(0)
+    net = Patches(lambda s, x: s.h((s.a(x) * torch.sigmoid(s.alpha) + 1.0 / s.alpha).mean((2, 3)))).eval()
+    x = torch.randn(2, 3, 9, 9)
+    mean = torch.stack([net(act(p4, h, x)) for h in range(4)]).mean(0)
+    made = convert(net, p4, keep="channels", weights=True).eval()
+    torch.testing.assert_close(made(x), mean, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(planar(made)(x), mean, rtol=1e-4, atol=1e-5)
+
+
+def added_to_a_half(s: Any, x: Tensor) -> Any:
+    y = s.a(x)
+    one, other = y.chunk(2, 1)
+    one += other
+    return s.h(F.relu(y).mean((2, 3)))
+
+
+def before_and_after(s: Any, x: Tensor) -> Any:
+    y = s.one(s.a(x))
+    return s.h((s.b(s.act(y)) + y).mean((2, 3)))
+
+
+@pytest.mark.parametrize("group", [p4, p6], ids=str)
+@pytest.mark.parametrize("name", ["half", "relu", "hardtanh"])
+def test_changes_in_place_are_exported(name: str, group: Group) -> None:
+    torch.manual_seed(0)
+    act_ = nn.Hardtanh(0.1, 1, inplace=True) if name == "hardtanh" else nn.ReLU(inplace=True)
+    one = nn.Conv2d(16, 16, 3, padding=1, groups=16 if name == "relu" else 1)
+    net = Patches(added_to_a_half if name == "half" else before_and_after, act=act_, one=one)
+    made, x = convert(net, group).eval(), image(group, channels=3, size=9, dtype=torch.float32)
+    torch.testing.assert_close(planar(made)(x), made(x), rtol=1e-5, atol=1e-6)
+
+
+def test_maps_that_must_be_of_one_place_are_checked_in_plain_modules_too() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(4), nn.Flatten(), nn.Linear(4, 5))
+    plain = planar(convert(net, p4, keep="channels").eval())
+    assert plain(torch.randn(2, 3, 4, 4)).shape == (2, 5)
+    with pytest.raises(RuntimeError):
+        plain(torch.randn(2, 3, 16, 16))
+
+
+def test_the_mean_is_checked_in_every_tensor_of_a_network_that_cannot_be_traced() -> None:
+    def forward(s: Any, x: Tensor) -> Any:
+        y = s.a(x)
+        if y.abs().max() > 1e9:
+            y = y * 2
+        y = y.softmax(-3)
+        return s.h(y.mean((-2, -1)).flatten(1)), y.mean()
+
+    with pytest.raises(ValueError, match="mean"):
+        convert(Patches(forward), p4, keep="channels", weights=True, example=torch.randn(2, 3, 9, 9))
+
+
+class Counting(nn.Module):
+    n: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("n", torch.zeros(()))
+        self.last: Any = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.n += 1
+        self.last = x
+        return x
+
+
+def test_the_network_that_is_given_is_left_as_it_was() -> None:
+    net = Patches(lambda s, x: s.h(s.count(s.a(x)).mean((2, 3))), count=Counting())
+    convert(net, p4)
+    assert net.get_submodule("count").n == 0
+    assert net.get_submodule("count").last is None
+
+
+class Masked(Patches):
+    def forward(self, x: Tensor, mask: Tensor | None = None, scale: float = 2.0) -> Tensor:
+        y = self.a(x) * scale
+        found: Tensor = self.h((y if mask is None else y * mask).mean((2, 3)))
+        return found
+
+
+def test_arguments_with_defaults_are_gone_and_nothing_else_is_harmed() -> None:
+    made, x = convert(Masked(lambda s, x: x), p4).eval(), torch.randn(2, 3, 9, 9)
+    torch.testing.assert_close(planar(made)(x), made(x), rtol=1e-5, atol=1e-6)
+    assert torch.fx.symbolic_trace(nn.ReLU())(x).shape == x.shape
+    with pytest.raises(TypeError, match="mask"):
+        made(x, mask=None)
+
+
+class MyConv(nn.Conv2d):
+    def __init__(self, k_in: int, k_out: int) -> None:
+        super().__init__(k_in, k_out, 3, padding=1)
+
+
+class Standardised(nn.Conv2d):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.weight - self.weight.mean((1, 2, 3), keepdim=True), self.bias, padding=1)
+
+
+def test_layers_of_a_class_of_ones_own() -> None:
+    x = torch.randn(2, 3, 9, 9)
+    made = convert(nn.Sequential(MyConv(3, 8), nn.ReLU(), MyConv(8, 4)), p4, example=x)
+    assert isinstance(made.get_submodule("2"), GConv)
+    with pytest.raises(ValueError, match="conv2d"):
+        convert(nn.Sequential(MyConv(3, 8), Standardised(8, 4, 3)), p4)
+
+
+def test_one_channel_stays_one_where_others_are_split() -> None:
+    def forward(s: Any, x: Tensor) -> Any:
+        y = s.more(s.stem(x)).chunk(2, 1)[0]
+        return (y * torch.sigmoid(s.one(y))).mean((2, 3))
+
+    modules = {"stem": nn.Conv2d(3, 10, 3, padding=1), "more": nn.Conv2d(10, 18, 3, padding=1), "one": nn.Conv2d(9, 1, 1)}
+    x = torch.randn(2, 3, 9, 9)
+    assert equivariance_error(convert(Patches(forward, **modules), p4).eval(), p4, x) < 1e-4

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-import operator
+import random
 import sys
 import threading
 from collections.abc import Iterator
@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch.nn.utils import parametrize
@@ -26,9 +27,10 @@ from torch.utils._pytree import tree_leaves
 from gcnn.functional import act
 from gcnn.groups import Group
 from gcnn.nn import CosetPool
+from gcnn.pointwise import InPlaceProxy
 from gcnn.rebuild import Converter, Value
 from gcnn.rebuild.layers import MODULES
-from gcnn.rebuild.values import BY_SAMPLE, CONVS, NORMS_THAT_ACT, TRANSPOSED, attribute, is_constant
+from gcnn.rebuild.values import BY_SAMPLE, CONVS, NORMS_THAT_ACT, TRANSPOSED, attribute, is_constant, of_torch
 from gcnn.testing import explain
 
 __all__ = ["convert"]
@@ -48,7 +50,8 @@ def convert(
 
     Takes networks that torch.fx can trace, of convolutions of the group's dimension, norms, pools, upsampling, pointwise
     functions, sums, concatenations and linear heads; what it cannot convert is an error that names the module. Others, whose
-    `forward` branches, have their modules replaced one by one if an `example` image is given to try them on.
+    `forward` branches, have their modules replaced one by one if an `example` image is given to try them on. Arguments of
+    `forward` that have defaults keep those, and are not taken any more.
 
     - `keep`: "params" divides widths by about sqrt(S), so that the number of parameters stays (the paper's rule), "channels"
       leaves them, "cost" divides by S, which keeps the time.
@@ -77,9 +80,9 @@ def convert(
     if example is not None:
         _try_on(model, example)
     factor = {"params": group.order**-0.5, "channels": 1.0, "cost": 1 / group.order}[keep]
-    whole, model = model, copy.copy(model)  # tracing leaves constants on the model that it is given
+    whole, model = model, _own_copy(model)
     try:
-        graph, always = _traced(model)
+        graph, fixed = _traced(model)
     except _RefusedError as error:
         raise ValueError(f"convert: {error}") from None
     except Exception as error:  # whatever the user's forward does with a proxy
@@ -94,7 +97,7 @@ def convert(
         if weights and pool == "mean":
             _check_mean(made_so, whole, group, example)
         return made_so
-    build = Converter(model, graph, group, pool, weights, always)
+    build = Converter(model, graph, group, pool, weights, fixed)
     if keep == "params":
         factor = _fitted(build, factor)
     made = build.at(factor)
@@ -141,14 +144,14 @@ def _check_options(model: nn.Module, group: Group, keep: Keep, pool: str | None,
                 f"convert: {name or type(model).__name__} ({type(m).__name__}) has hooks or computed weights (spectral_norm, "
                 "weight_norm ...), which would be lost; remove them first, and put them on the result"
             )
-    dims = {1 + CONVS.index(type(m)) for m in model.modules() if type(m) in CONVS}
+    dims = {d for m in model.modules() for d, kind in enumerate(CONVS, 1) if isinstance(m, kind)}
     if not dims:
         raise ValueError(f"convert: {type(model).__name__} has no convolution: there is nothing to make equivariant")
     if dims != {group.dim}:
         several = " and ".join(f"Conv{d}d" for d in sorted(dims))
         raise ValueError(
             f"convert: {type(model).__name__} has {several}, {group} has dimension {group.dim}; "
-            f"take a group of dimension {max(dims)}"
+            + (f"take a group of dimension {max(dims)}" if len(dims) == 1 else "convert the parts of one dimension alone")
         )
     for image in () if example is None else _images(example):
         if not isinstance(image, Tensor):
@@ -159,6 +162,14 @@ def _check_options(model: nn.Module, group: Group, keep: Keep, pool: str | None,
         raise ValueError(
             f"convert: example images of several inputs are checked together, and must be of one size, got {_shapes(example)}"
         )
+
+
+def _own_copy(model: nn.Module) -> nn.Module:
+    """A copy to trace: a forward may change what its modules hold, and tracing leaves constants there."""
+    try:
+        return copy.deepcopy(model)
+    except (RuntimeError, TypeError):  # it holds something that cannot be copied
+        return copy.copy(model)
 
 
 def _images(example: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -246,13 +257,15 @@ def _check_mean(made: nn.Module, model: nn.Module, group: Group, example: Tensor
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         found = copy.deepcopy(made).double().eval()(*images)
         for h in range(group.order):
-            y = old(*(act(group, h, image) for image in images))
-            back = isinstance(y, Tensor) and y.ndim == group.dim + 2
-            answers.append(act(group, int(group.inverse[h]), y) if back else y)
-    if not isinstance(found, Tensor):
-        return
-    mean = torch.stack(answers).mean(0)
-    if (found - mean).abs().max() > 1e-3 * mean.abs().max():
+            moved = tree_leaves(old(*(act(group, h, image) for image in images)))
+            back = int(group.inverse[h])
+            answers.append([act(group, back, y) if isinstance(y, Tensor) and y.ndim == group.dim + 2 else y for y in moved])
+    for y, *each in zip(tree_leaves(found), *answers, strict=True):
+        if not isinstance(y, Tensor) or not y.is_floating_point():
+            continue
+        mean = torch.stack(each).mean(0)
+        if y.shape == mean.shape and (y - mean).abs().max() <= 1e-3 * mean.abs().max():
+            continue
         raise ValueError(
             f"convert: {type(model).__name__} cannot be traced by torch.fx, and with its modules replaced its answers are not "
             "the mean of the old ones over the group: the code between the modules asks for sizes or axes, of which maps on a "
@@ -276,22 +289,23 @@ class _RefusedError(ValueError):
     """What neither tracing nor a replacement of modules may take."""
 
 
-def _traced(model: nn.Module) -> tuple[fx.Graph, set[str]]:
-    """The graph of a forward, and the names of dropouts that are at work in eval mode too."""
+def _traced(model: nn.Module) -> tuple[fx.Graph, dict[str, bool]]:
+    """The graph of a forward, and which dropouts are at work in either mode, or in none."""
     modes = {m: m.training for m in model.modules()}
     arguments = list(inspect.signature(model.forward).parameters.values())[1:]
     usual = {p.name: p.default for p in arguments if p.default is not inspect.Parameter.empty}
     graphs = []
+    before = _random_states()
     try:
         for training in (True, False):
             model.train(training)
             with _no_own_gradients(model), _no_autocast(model):
-                graphs.append(_Tracer().trace(model, concrete_args=usual or None))
+                graphs.append(_without_defaults(_Tracer().trace(model, concrete_args=usual or None), usual))
     finally:
         for m, mode in modes.items():
             m.training = mode
     train, test = graphs
-    if [_told(n) for n in train.nodes] != [_told(n) for n in test.nodes]:
+    if _told(train) != _told(test):
         raise _RefusedError(
             f"{type(model).__name__} does different things in training and in eval mode, which one network cannot; convert the "
             "part that does not, or write the rest as a module of its own (DropPath and StochasticDepth are known)"
@@ -302,37 +316,51 @@ def _traced(model: nn.Module) -> tuple[fx.Graph, set[str]]:
                 f"{a.meta['place']} makes a tensor with other numbers in every call, which tracing would fix; give it to the "
                 "network as an input, or write it as a module of its own (Dropout, DropPath and StochasticDepth are known)"
             )
-    always = {n.name for n in test.nodes if n.op == "call_function" and n.kwargs.get("training") is True}
-    return train, always
+    if _random_states() != before:
+        raise _RefusedError(
+            f"{type(model).__name__} draws random numbers in its forward, outside of modules that are known for it, and tracing "
+            "would keep what it met once; write that as a module of its own (Dropout, DropPath and StochasticDepth are known)"
+        )
+    told = {a.name: [n.kwargs.get("training") for n in (a, b)] for a, b in zip(train.nodes, test.nodes, strict=True)}
+    return train, {name: ways[0] for name, ways in told.items() if ways[0] is not None and ways[0] == ways[1]}
 
 
-def _told(node: fx.Node) -> tuple[str, str]:
-    """What a node does; tensors that were made in a forward are numbered on from one trace to the next."""
-    return node.op, "a constant" if is_constant(node) else str(node.target)
+def _told(graph: fx.Graph) -> list[tuple[str, str, str]]:
+    """What the nodes of a graph do, whatever the mode of dropouts; tensors made in a forward are numbered on between traces."""
+    number = {node: i for i, node in enumerate(graph.nodes)}
+    found = []
+    for node in graph.nodes:
+        kwargs = {k: v for k, v in node.kwargs.items() if k != "training"}
+        arguments: Any = fx.map_arg((node.args, kwargs), lambda n: number[n])
+        found.append((node.op, "a constant" if is_constant(node) else str(node.target), repr(arguments)))
+    return found
 
 
-class _Proxy(fx.Proxy):
+def _without_defaults(graph: fx.Graph, usual: dict[str, Any]) -> fx.Graph:
+    """The graph without arguments that have defaults, and what tracing writes to refuse others."""
+    for node in list(graph.nodes):
+        name, _, number = str(node.target).rpartition("_")
+        if node.op == "placeholder" and name in usual and number.isdigit():
+            for user in list(node.users):
+                for last in list(user.users):
+                    graph.erase_node(last)
+                graph.erase_node(user)
+            graph.erase_node(node)
+    return graph
+
+
+def _random_states() -> tuple[Any, ...]:
+    """Where the random numbers of Python, numpy and torch are."""
+    state: Any = np.random.get_state()  # noqa: NPY002 (that of the functions of old, which users call)
+    return random.getstate(), state[2], state[1].tolist(), torch.get_rng_state().tolist()
+
+
+class _Proxy(InPlaceProxy):
     """A value on the device of the network, so that `torch.tensor(mean, device=x.device)` is a constant, which moves with it."""
 
     def __getattr__(self, k: str) -> Any:
         tracer: Any = self.tracer
         return next(tracer.root.parameters()).device if k == "device" else super().__getattr__(k)
-
-    def _in_place(self, operation: Any, other: Any) -> Any:
-        return self.tracer.create_proxy("call_function", operation, (self, other), {})
-
-    # torch.fx would make sums of these, and another name of the same tensor would miss the change
-    def __iadd__(self, other: Any) -> Any:
-        return self._in_place(operator.iadd, other)
-
-    def __isub__(self, other: Any) -> Any:
-        return self._in_place(operator.isub, other)
-
-    def __imul__(self, other: Any) -> Any:
-        return self._in_place(operator.imul, other)
-
-    def __itruediv__(self, other: Any) -> Any:
-        return self._in_place(operator.itruediv, other)
 
 
 class _Tracer(fx.Tracer):
@@ -345,7 +373,8 @@ class _Tracer(fx.Tracer):
         return _Proxy(node, self)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return type(m).__name__ in BY_SAMPLE | NORMS_THAT_ACT or super().is_leaf_module(m, module_qualified_name)
+        known = type(m).__name__ in BY_SAMPLE | NORMS_THAT_ACT or (of_torch(m) and not isinstance(m, nn.Sequential))
+        return known or super().is_leaf_module(m, module_qualified_name)
 
     def iter(self, obj: fx.Proxy) -> Iterator[fx.Proxy]:
         """The parts of a map, `for part in x.chunk(3, 1)`: as many as are asked for."""
@@ -479,7 +508,7 @@ class _Replacer:
         channels = getattr(module, "in_channels", getattr(module, "num_features", getattr(module, "num_channels", 0)))
         x = Value(shell.graph.placeholder("x"), "map" if lifted else "image", channels, max(1, round(channels * shell.factor)))
         for kinds, handle in MODULES.items():
-            if isinstance(module, kinds) and not type(module).__module__.startswith("torch.nn"):
+            if isinstance(module, kinds) and not of_torch(module):
                 raise ValueError(
                     f"convert: {name} is a {type(module).__name__}, whose forward is its own; write it with torch's layers"
                 )

@@ -24,6 +24,7 @@ from gcnn.nn import GBatchNorm
 from gcnn.nn.each import ChannelDropout, EachElement
 from gcnn.nn.module import GModule
 from gcnn.planes import Planar
+from gcnn.pointwise import InPlaceProxy
 
 __all__ = ["planar", "to_onnx"]
 
@@ -72,6 +73,8 @@ def to_onnx(model: nn.Module, path: str | Path, example: Tensor, tolerance: floa
         import onnxruntime
     except ImportError as missing:
         raise ImportError('to_onnx needs onnx, onnxscript and onnxruntime: pip install "gcnn[export]"') from missing
+    if not isinstance(example, Tensor):
+        raise TypeError(f"to_onnx: expected an example input, a tensor, got {type(example).__name__}")
     path = Path(path)
     if not path.parent.is_dir():
         raise FileNotFoundError(f"to_onnx: there is no folder {path.parent}; make it first")
@@ -155,6 +158,9 @@ class _Tracer(fx.Tracer):
     def __init__(self) -> None:
         super().__init__(autowrap_functions=(lattice.to_hexagonal, lattice.to_square))
         self._autowrap_search.append(lattice)  # where users call them as gcnn.lattice.to_hexagonal
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return InPlaceProxy(node, self)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         ours = isinstance(m, GModule | GBatchNorm | ChannelDropout | EachElement)

@@ -143,7 +143,7 @@ class Planar:
         kinds = {(v.elements, v.channels) for v in inputs}
         alone = len(inputs) == 1 or (bool(inputs) and inputs[0].channels is not None)
         if not pointwise or len(kinds) != 1 or not alone or inputs[0].elements is None:
-            return self._proxy(self.graph.node_copy(node, lambda n: self._map(self._value(n)).node))
+            return self._proxy(self.graph.node_copy(node, lambda n: self._settled(n).node))
         tensors = all(isinstance(a, fx.Node) for a in node.args[:2])
         keeps = _alike(inputs) and (node.target in KEEP_ZERO or (node.target in KEEP_ZERO_OF_TWO and tensors))
         if not keeps:
@@ -177,7 +177,10 @@ class Planar:
                 made.weight = nn.Parameter(made.weight.detach().repeat(v.elements))
             if isinstance(module, (*KEEP_ZERO_MODULES, nn.PReLU)):
                 return v.into(self._insert(name, made, v.x))
-            return v.into(self._insert(name, made, self._clean(v).x), lattice=None, clean=False)
+            found = v.into(self._insert(name, made, self._clean(v).x), lattice=None, clean=False)
+            if getattr(module, "inplace", False):  # what is cleared is a copy
+                self.values[node.all_input_nodes[0]] = found
+            return found
         args, kwargs = self._mapped(node.args), self._mapped(node.kwargs)  # written before the node that takes them
         y = self._insert(name, copy.deepcopy(module))
         y.node.args, y.node.kwargs = args, kwargs
@@ -357,10 +360,8 @@ class Planar:
         return v.into(self._insert(name, made, turned.flatten(0, 1)).unflatten(0, (-1, turned.size(1))).transpose(1, 2))
 
     def _at_one_place(self, name: str, module: AtOnePlace, v: Value) -> Value:
-        y = self._map(v)
-        for _ in range(module.group.dim):
-            y = y.squeeze(-1)  # what has other sizes stays as it is, and the next layer refuses it
-        return Value(y, rank=3)
+        y = self._map(v).flatten(2).unflatten(2, (module.group.order, 1))  # an error for other sizes
+        return Value(y.squeeze(3), rank=3)
 
     def _coset_pool(self, name: str, module: CosetPool, v: Value) -> Value:
         reduce = "amax" if module.reduce == "max" else "mean"
@@ -535,7 +536,12 @@ class Planar:
         return x if v.elements is None else x.unflatten(1, (v.elements, -1)).transpose(1, 2)
 
     def _mapped(self, arguments: Any) -> Any:
-        return fx.map_arg(arguments, lambda n: self._map(self._value(n)).node)
+        return fx.map_arg(arguments, lambda n: self._settled(n).node)
+
+    def _settled(self, node: fx.Node) -> Any:
+        """A value as the old network has it; cleared for good, since what asks for it may change it in place."""
+        self.values[node] = self._clean(self.values[node])
+        return self._map(self.values[node])
 
     def _planes(self, v: Value, elements: int, groups: int = 1) -> Any:
         """As planes (N, S K, *X), for a grouped convolution group by group."""

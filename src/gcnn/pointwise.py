@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import fx, nn
 
 # number by number and with 0 at 0: what is garbage outside a hexagonal domain may stay so until something looks at it
 KEEP_ZERO_MODULES = (
@@ -33,3 +33,25 @@ POINTWISE_FUNCTIONS = {f for f in KEEP_ZERO | KEEP_ZERO_OF_TWO if not isinstance
 POINTWISE_METHODS = {f for f in KEEP_ZERO | KEEP_ZERO_OF_TWO if isinstance(f, str)} | {
     *("sigmoid", "div", "pow", "exp", "log", "clamp", "clamp_", "type_as"),
 }
+
+
+class InPlaceProxy(fx.Proxy):
+    """A value that is traced with its changes in place.
+
+    torch.fx would make sums of `x += y`, and another name of the same tensor would miss the change.
+    """
+
+    def _in_place(self, operation: Any, other: Any) -> Any:
+        return self.tracer.create_proxy("call_function", operation, (self, other), {})
+
+    def __iadd__(self, other: Any) -> Any:
+        return self._in_place(operator.iadd, other)
+
+    def __isub__(self, other: Any) -> Any:
+        return self._in_place(operator.isub, other)
+
+    def __imul__(self, other: Any) -> Any:
+        return self._in_place(operator.imul, other)
+
+    def __itruediv__(self, other: Any) -> Any:
+        return self._in_place(operator.itruediv, other)

@@ -112,8 +112,8 @@ def _interpolate(net: Converter, node: fx.Node, x: Value) -> Value:
 
 def _dropout(net: Converter, node: fx.Node, x: Value) -> Value:
     by_number = node.target is F.dropout or x.kind == "other"
-    if node.name in net.always:
-        return net.pointwise(node, by_number)
+    if node.name in net.fixed:
+        return net.pointwise(node, by_number) if net.fixed[node.name] else x
     p = arguments(node, "p").get("p", 0.5)  # tracing has fixed what `training` was
     return net.insert(node.name, nn.Dropout(p) if by_number else ChannelDropout(p), x)
 

@@ -17,7 +17,18 @@ from gcnn.nn.each import AtOnePlace
 from gcnn.pointwise import IN_PLACE, POINTWISE_FUNCTIONS, POINTWISE_METHODS, POINTWISE_MODULES
 from gcnn.rebuild import calls, layers
 from gcnn.rebuild.graph import ends, heads, images
-from gcnn.rebuild.values import BY_SAMPLE, CONVS, NORMS, RESHAPES, TRANSPOSED, UnevenError, Value, attribute, is_constant
+from gcnn.rebuild.values import (
+    BY_SAMPLE,
+    CONVS,
+    NORMS,
+    RESHAPES,
+    TRANSPOSED,
+    UnevenError,
+    Value,
+    attribute,
+    drops_samples,
+    is_constant,
+)
 
 
 class Converter:
@@ -30,10 +41,10 @@ class Converter:
         group: Group,
         pool: Literal["mean", "max"] | None,
         weights: bool,
-        always: set[str],
+        fixed: dict[str, bool],
     ) -> None:
         self.model, self.old_graph, self.group, self.pool, self.weights = model, graph, group, pool, weights
-        self.always = always
+        self.fixed = fixed  # dropouts that are at work in training and eval mode alike, or in neither
         self.heads, self.images, self.ends = set(heads(model, graph)), images(model, graph), ends(model, graph)
         self.multiple = 1
 
@@ -115,6 +126,11 @@ class Converter:
                         f"{name} ({module}), after channels that were permuted to the end,", x, "permute them back first"
                     )
                 return handle(self, name, module, x)
+        if type(module).__name__ in BY_SAMPLE and not drops_samples(module, self.group.dim):
+            remedy = "its mask must have the axes of its input: torch.rand(x.shape[0], *(1,) * (x.ndim - 1))"
+            raise self.refusal(
+                f"{name} ({type(module).__name__}), which does not drop whole samples of maps on a group,", x, remedy
+            )
         if isinstance(module, POINTWISE_MODULES) or type(module).__name__ in BY_SAMPLE:
             return self.kept(name, module, x)
         raise self.refusal(f"{name} ({type(module).__name__})", x)
@@ -185,8 +201,7 @@ class Converter:
         if any(v.of is not None and v.of.kind != "image" for v in inputs.values()):
             raise self.refusal(f"{node.name}, a call on a whole shape,", Value(None), "take its entries, x.shape[2]")
         if kinds <= {"other", "shape", "size"}:
-            sizes = Value(self._copied(node, {n: self.own(v) for n, v in inputs.items()}))
-            return replace(sizes, kind="size") if kinds == {"size"} else sizes
+            return self._of_numbers(node, inputs, pointwise)
         maps = [v for v in inputs.values() if v.kind not in ("other", "shape", "size")]
         if "parts" in kinds:
             raise self.refusal(f"{node.name}, a call on the parts of a map,", Value(None), "take the parts one by one")
@@ -229,6 +244,18 @@ class Converter:
             nodes[n] = self._spread_parameter(v, like) if self.waits(v) else v.node
         return replace(like, node=self._copied(node, nodes), single=all(v.single for v in maps))
 
+    def _of_numbers(self, node: fx.Node, inputs: dict[fx.Node, Value], pointwise: bool) -> Value:
+        """A function of sizes or of parameters: a number again, if it is one of Python's, or if all parameters are single."""
+        single = {n: v for n, v in inputs.items() if self.waits(v) and self.held(v).numel() == 1}
+        if single and pointwise and all(n in single or v.kind == "size" for n, v in inputs.items()):
+            numbers = {n: self._parameter(str(v.node.target), self.held(v).reshape(())) for n, v in single.items()}
+            return Value(self._copied(node, {n: numbers.get(n, v.node) for n, v in inputs.items()}), "size")
+        found = Value(self._copied(node, {n: self.own(v) for n, v in inputs.items()}))
+        # torch.arange(x.shape[2]) and the like are positions
+        python = node.op == "call_function" and getattr(node.target, "__module__", "") in ("_operator", "math", "builtins")
+        sizes = bool(inputs) and all(v.kind == "size" for v in inputs.values())
+        return replace(found, kind="size") if sizes and python else found
+
     def _copied(self, node: fx.Node, nodes: dict[fx.Node, Any]) -> fx.Node:
         return self.graph.node_copy(node, lambda n: nodes[n])
 
@@ -263,7 +290,8 @@ class Converter:
             )
         # channels that were permuted to the end are where they were
         shape = (like.new, *(1,) * (self.group.dim + 1 if like.kind in ("map", "line") else 1))
-        return self._parameter(str(node.target), held.flatten()[: like.new].reshape(shape))
+        numbers = held.flatten().repeat(math.ceil(like.new / held.numel()))[: like.new]
+        return self._parameter(str(node.target), numbers.reshape(shape))
 
     def _parameter(self, name: str, held: Tensor) -> fx.Node:
         place, last = self.place_of(name)
@@ -286,7 +314,9 @@ class Converter:
 
     def width(self, name: str, channels: int) -> int:
         """How many channels a layer gets."""
-        return channels if name in self.heads else self.multiple * max(1, round(channels * self.factor / self.multiple))
+        if name in self.heads or channels == 1:  # one for all, as an attention has it
+            return channels
+        return self.multiple * max(1, round(channels * self.factor / self.multiple))
 
     def pooled(self, x: Value) -> Value:
         """A map as an image, a function on the group as numbers, unless the result is to stay on the group."""

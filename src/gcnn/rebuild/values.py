@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from gcnn.nn import GAdaptiveAvgPool, GAvgPool, GMaxPool
 
@@ -74,6 +75,27 @@ class UnevenError(Exception):
 def attribute(model: nn.Module, name: str) -> Any:
     """What has this name in a network."""
     return operator.attrgetter(name)(model)
+
+
+def of_torch(module: nn.Module) -> bool:
+    """Whether a module does what a class of torch.nn does: it is one, or differs in how it is made alone."""
+    for kind in type(module).__mro__:
+        if kind.__module__.startswith("torch.nn"):
+            return kind is not nn.Module
+        if {name for name, held in vars(kind).items() if callable(held)} - {"__init__", "reset_parameters", "extra_repr"}:
+            return False
+    return False
+
+
+def drops_samples(module: nn.Module, dim: int) -> bool:
+    """Whether a module, which is to drop whole samples, does so on maps on a group, tried on one."""
+    tried, x = copy.deepcopy(module).train(), torch.ones(31, 5, 3, *(2,) * dim)
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            y: Tensor = tried(x).flatten(1)
+    except Exception:  # whatever a user's module may do
+        return False
+    return bool((y == y[:, :1]).all())
 
 
 def is_constant(node: fx.Node) -> bool:
