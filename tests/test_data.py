@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from gcnn import data
 from gcnn.data import Dataset, Split, cifar10, digits, download, load, mnist, rotated_mnist, turn, volumes
@@ -296,3 +297,17 @@ def test_whitened_cifar_has_the_identity_as_covariance(monkeypatch: pytest.Monke
     torch.testing.assert_close(values, before / (before + 0.1), rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(found.test.images, found.train.images[:7])
     assert found.name == "cifar10, whitened"
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "words"),
+    [
+        (torch.rand(4, 1, 8, 8), torch.zeros(4).long(), r"bytes, got torch.float32 from 0 to 1; use \(255 \* x\)"),
+        (torch.zeros(4, 8, 8, 3, dtype=torch.uint8), torch.zeros(4).long(), r"movedim\(-1, 1\)"),
+        (torch.zeros(4, 8, 8, dtype=torch.uint8), torch.zeros(4).long(), r"x\[:, None\]"),
+        (torch.zeros(4, 1, 8, 8, dtype=torch.uint8), torch.zeros(4), "labels as whole numbers"),
+    ],
+)
+def test_images_of_ones_own_that_would_be_misread(images: Tensor, labels: Tensor, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        data.Dataset("mine", data.Split(images, labels), data.Split(images, labels), ("a", "b"))

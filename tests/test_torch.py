@@ -468,3 +468,56 @@ def test_functions_compile() -> None:
     compiled = torch.compile(lambda t: coset_pool(p4m, t.relu()), fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(x), coset_pool(p4m, x.relu()))
     assert gcorr(p4m, x, torch.randn(2, 3, 8, 3, 3)).shape == (2, 2, 8, 7, 7)
+
+
+@pytest.mark.parametrize("group", [p4, p6m, linem], ids=str)
+@pytest.mark.parametrize("algorithm", ["planar", "fourier"])
+def test_a_layer_that_is_called_twice_has_its_gradient_with_a_graph_too(group: Group, algorithm: Any) -> None:
+    conv = GConv(group, 2, 2, 3, padding=1, dtype=torch.float64, algorithm=algorithm)
+    x, parameters = feature_map(group, channels=2, size=5), list(conv.parameters())
+
+    def loss() -> Tensor:
+        found: Tensor = conv(conv(x)).square().sum()
+        return found
+
+    for plain, graphed in zip(
+        torch.autograd.grad(loss(), parameters), torch.autograd.grad(loss(), parameters, create_graph=True), strict=True
+    ):
+        torch.testing.assert_close(graphed.detach(), plain, rtol=1e-10, atol=1e-10)
+    y = conv(conv(x))
+    several = torch.randn(3, *y.shape, dtype=y.dtype)
+    (batched,) = torch.autograd.grad(y, conv.weight, several, is_grads_batched=True, retain_graph=True)
+    alone = [torch.autograd.grad(y, conv.weight, one, retain_graph=True)[0] for one in several]
+    torch.testing.assert_close(batched, torch.stack(alone), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("gone", [(), ("num_batches_tracked",), ("running_mean", "running_var", "num_batches_tracked")])
+def test_norms_whose_statistics_were_taken_away_do_as_torchs(gone: tuple[str, ...], training: bool) -> None:
+    ours, theirs = GBatchNorm(p4, 2), nn.BatchNorm3d(2)
+    x = torch.randn(3, 2, 4, 5, 5)
+    for norm in (ours, theirs):
+        assert norm.running_mean is not None
+        norm.running_mean.fill_(3.0)
+        norm.train(training)
+        for name in gone:
+            setattr(norm, name, None)
+        if not gone:
+            norm.track_running_stats = False
+    torch.testing.assert_close(ours(x), theirs(x), rtol=1e-5, atol=1e-5)
+
+
+def test_filters_may_be_a_buffer() -> None:
+    conv = GConv(p4, 2, 3, 3, bias=False)
+    filters = conv.weight.detach().clone()
+    del conv.weight
+    conv.register_buffer("weight", filters)
+    x = torch.randn(1, 2, 4, 5, 5)
+    torch.testing.assert_close(copy.deepcopy(conv)(x), conv(x))
+
+
+def test_bytes_are_refused_with_the_way_out() -> None:
+    with pytest.raises(
+        ValueError, match=r"LiftConv\(p4, 1 -> 2\): expected floating point numbers, got torch.uint8; use x.float"
+    ):
+        LiftConv(p4, 1, 2, 3)(torch.zeros(1, 1, 5, 5, dtype=torch.uint8))

@@ -449,9 +449,12 @@ def test_predictions_of_every_kind_of_image_file(shell: Any, tmp_path: Path, sma
         "transparent.png": Image.fromarray(np.stack([digit * 0] * 3 + [digit], 2)),  # black strokes on nothing
         "light.png": Image.fromarray(np.stack([digit * 0 + 255] * 3 + [digit], 2)),  # white ones
         "wide.png": Image.new("L", (30, 20)),
+        "unit.tif": Image.fromarray((digit / 255).astype(np.float32)),
+        "twelve.png": Image.fromarray(digit.astype(np.uint16) * 16),
     }
     for name, image in files.items():
         image.save(tmp_path / name)
+    files["bytes.png"].save(tmp_path / "pages.tif", save_all=True, append_images=[files["bytes.png"]])
     (tmp_path / "broken.png").write_bytes((tmp_path / "bytes.png").read_bytes()[:60])
     for name in ("bytes.png", "sixteen.png", "colour.png", "light.png"):
         assert shell("predict", folder, str(tmp_path / name)) == (0, f"{tmp_path / name}: {shares}\n")
@@ -469,6 +472,11 @@ def test_predictions_of_every_kind_of_image_file(shell: Any, tmp_path: Path, sma
     assert "is a folder; give image files" in text
     assert text.count("gcnn predict:") == 4
     assert f"bytes.png: {shares}" in text  # the good one is still answered
+    assert text.count("broken.png") == 1
+    for name, words in (("unit.tif", "expected bytes"), ("twelve.png", "of 65535"), ("pages.tif", "holds 2 images")):
+        status, text = shell("predict", folder, str(tmp_path / name))
+        assert status == 1
+        assert words in text
 
 
 def answered(shares: Tensor) -> str:
@@ -508,17 +516,34 @@ def test_problems_are_one_line_and_a_status(shell: Any, tmp_path: Path) -> None:
     for words, message in (
         (("train", "--recipe", "paper/p9"), "recipe must be one of paper/z2cnn"),
         (("eval", str(tmp_path)), "holds no checkpoint"),
-        (("plot", "p9"), "group must be one of line"),
+        (("plot", "p9"), "group must be one of p1"),
+        (("check", str(tmp_path), "--group", "P4M"), "holds no checkpoint"),
+        (("train", "--recipe", "rotpool"), "recipe must be one of"),
+        (("train", "--recipe", "p4cnn"), "did you mean"),
+        (
+            ("train", "--model", "voxel-resnet", "--out", str(tmp_path / "volumes")),
+            "voxel-resnet takes volumes, digits are images",
+        ),
+        (("predict", str(tmp_path / "a.png"), str(tmp_path)), "a.png is a file; the folder of a run was expected"),
+        (("train", "--out", str(tmp_path / "a.png")), "a.png is a file; a run is written to a folder"),
+        (("report", str(tmp_path), "--out", str(tmp_path / "a.png")), "is no HTML page"),
+        (("export", str(tmp_path), "--onnx", str(tmp_path)), "is a folder; give the name of a file"),
         (
             ("train", "--model", "digit-resnet", "--channels", "3"),
             "digit-resnet takes no channels; what it takes of those is widths",
         ),
-        (("plot", "Oh"), "expected a plane group, got Oh"),
+        (("plot", "Oh"), "group must be one of p1"),
     ):
+        (tmp_path / "a.png").write_bytes(b"a picture")
         status, text = shell(*words)
         assert status == 1
         assert message in text
         assert "Traceback" not in text
+    assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
+    with pytest.raises(ValueError, match=r"did you mean p4m\?"):
+        Config(group="P4M")
+    with pytest.raises(ValueError, match="digits come with the package"):
+        Config(data_root="mine")
 
 
 def test_ctrl_c_says_how_to_go_on(shell: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

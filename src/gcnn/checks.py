@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,20 @@ def check_axes(group: Group, what: str, values: Sequence[int]) -> None:
                 f"{what} (={tuple(values)}) must be equal along axes {axes}, which {group.name} mixes; "
                 f"use {tuple(min(values[j] for j in c) for i in range(group.dim) for c in group.axis_classes if i in c)}"
             )
+
+
+def unknown(what: str, got: str, known: Iterable[str]) -> str:
+    """The words of an error about a name, with the name that may have been meant.
+
+    >>> unknown("group", "P4M", ["p4", "p4m"])
+    "group must be one of p4, p4m, got 'P4M'; did you mean p4m?"
+    """
+    names = list(known)
+    lower = {name.lower(): name for name in names}
+    close = [got.lower()] if got.lower() in lower else difflib.get_close_matches(got.lower(), lower, 2)
+    near = [lower[name] for name in close] or [name for name in names if name.endswith(f"/{got}")]
+    meant = f"; did you mean {' or '.join(near)}?" if near else ""
+    return f"{what} must be one of {', '.join(names)}, got {got!r}{meant}"
 
 
 def check_reduce(reduce: str) -> None:

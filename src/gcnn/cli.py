@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import os
 import sys
 from pathlib import Path
@@ -13,6 +14,8 @@ import torch
 import torch.distributed as dist
 from torch.utils.flop_counter import FlopCounterMode
 
+from gcnn import __version__
+from gcnn.checks import unknown
 from gcnn.data import SOURCES, download, load
 from gcnn.groups import GROUPS
 from gcnn.models import EXAMPLES, build
@@ -39,6 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
     0
     """
     parser = argparse.ArgumentParser(prog="gcnn", description="Group equivariant networks: train, test, look.")
+    parser.add_argument("--version", action="version", version=f"gcnn {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     told = commands.add_parser("train", help="train a network; `gcnn train --help` lists every setting", add_help=False)
     told.set_defaults(run=_train)
@@ -49,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
     told = commands.add_parser("predict", help="classify image files")
     told.add_argument("folder", help="the folder of a run")
     told.add_argument("images", nargs="+", help="image files of the size that the network was trained on")
-    told.add_argument("--top", type=int, default=3, help="how many classes to print for each")
+    told.add_argument("--top", type=_positive, default=3, help="how many classes to print for each")
     told.add_argument("--invert", action="store_true", help="turn dark into light first: for dark digits on a light ground")
     told.set_defaults(run=_predict)
     told = commands.add_parser("report", help="write one HTML page about runs")
@@ -108,6 +112,12 @@ def main(arguments: list[str] | None = None) -> int:
         return 130
 
 
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number, at least 1, got {text!r}")
+    return int(text)
+
+
 @dataclasses.dataclass(frozen=True)
 class _TrainArguments:
     """Trains a network and writes the run to a folder. Settings come from a recipe, then a file, then the command line."""
@@ -120,7 +130,7 @@ class _TrainArguments:
     recipe: str = ""
     """Start from a named recipe; see the list above."""
     config: str = ""
-    """Start from a TOML file with settings by name."""
+    """Start from a file with settings by name: TOML, or the config.json of a run."""
 
 
 def _name(model: str, group: str) -> str:
@@ -180,18 +190,20 @@ def _train(chosen: argparse.Namespace) -> None:
 
 def _base(recipe: str, file: str) -> Config:
     if recipe and recipe not in RECIPES:
-        raise ValueError(f"recipe must be one of {', '.join(RECIPES)}, got {recipe!r}")
+        raise ValueError(unknown("recipe", recipe, RECIPES))
     config = RECIPES[recipe] if recipe else Config()
     if file:
-        if tomllib is None:
-            raise ValueError("--config reads TOML, which needs Python 3.11 or newer; give the settings as options")
+        json_file = Path(file).suffix == ".json"  # as runs have it
+        if tomllib is None and not json_file:
+            raise ValueError("--config reads TOML with Python 3.11 or newer; give the settings as options, or as JSON")
         try:
-            settings = {k.replace("-", "_"): v for k, v in tomllib.loads(Path(file).read_text()).items()}
-        except tomllib.TOMLDecodeError as error:
-            raise ValueError(f"{file}: {error}") from error
+            read: Any = json.loads if json_file else tomllib.loads
+            settings = {k.replace("-", "_"): v for k, v in read(Path(file).read_text()).items()}
+        except (ValueError, AttributeError) as error:
+            raise ValueError(f"{file}: expected settings in {'JSON' if json_file else 'TOML'}: {error}") from error
         known = {f.name for f in dataclasses.fields(Config)}
-        if unknown := sorted(set(settings) - known):
-            raise ValueError(f"{file}: unknown settings {', '.join(unknown)}; known are {', '.join(sorted(known))}")
+        if foreign := sorted(set(settings) - known):
+            raise ValueError(f"{file}: unknown settings {', '.join(foreign)}; known are {', '.join(sorted(known))}")
         try:
             config = dataclasses.replace(config, **settings)
         except ValueError as error:
@@ -222,7 +234,8 @@ def _predict(chosen: argparse.Namespace) -> int:
         try:
             pixels = _pixels(name, run.shape)
         except (OSError, ValueError) as error:  # the others may still be good
-            print(f"gcnn predict: {error}", file=sys.stderr)
+            words = str(error) if name in str(error) else f"{name}: {error}"
+            print(f"gcnn predict: {words}", file=sys.stderr)
             status = 1
             continue
         if chosen.invert:
@@ -230,7 +243,7 @@ def _predict(chosen: argparse.Namespace) -> int:
         elif run.mean < 100 and float(pixels.float().median()) > 155:
             print(f"gcnn predict: {name} has a light ground, the network learned from dark ones: --invert?", file=sys.stderr)
         shares = run.predict(pixels[None])[0]
-        best = shares.argsort(descending=True)[: max(1, chosen.top)].tolist()
+        best = shares.argsort(descending=True)[: chosen.top].tolist()
         print(f"{name}: " + ", ".join(f"{run.classes[i]} {100 * float(shares[i]):.1f} %" for i in best))
     return status
 
@@ -250,8 +263,16 @@ def _pixels(name: str, shape: tuple[int, ...]) -> torch.Tensor:
             raise ValueError(
                 f"{name} has {image.size[0]} x {image.size[1]} pixels, the network takes {columns} x {rows}; resize it"
             )
+        if getattr(image, "n_frames", 1) > 1:
+            raise ValueError(f"{name} holds {image.n_frames} images; save them as files of their own")
         if image.mode.startswith(("I", "F")):  # 16 bits and more
             values = np.array(image).astype(np.float64)
+            if 0 < values.max() <= 1:
+                raise ValueError(
+                    f"{name} has numbers from {values.min():g} to {values.max():g}, expected bytes; save it times 255"
+                )
+            if 255 < values.max() < 8192:
+                raise ValueError(f"{name} has 16 bits, of which it uses {values.max():g} of 65535; rescale it to its own white")
             if values.min() < 0 or values.max() > 65_535:
                 raise ValueError(f"{name} has values from {values.min()} to {values.max()}, expected 0 to 65535; rescale it")
             wide = image.mode.startswith("I;16") or values.max() > 255
@@ -275,9 +296,12 @@ def _check(chosen: argparse.Namespace) -> None:
     from gcnn.testing import explain
 
     run = load_run(chosen.folder, chosen.device)
+    own = group_of(run.model)
     if chosen.group and chosen.group not in GROUPS:
-        raise ValueError(f"group must be one of {', '.join(GROUPS)}, got {chosen.group!r}")
-    group = GROUPS[chosen.group] if chosen.group else group_of(run.model)
+        raise ValueError(unknown("group", chosen.group, GROUPS))
+    group = GROUPS[chosen.group] if chosen.group else own
+    if group.dim != own.dim or (not group.fills_box and own.fills_box):
+        raise ValueError(f"{group} acts on another lattice than {own}, the group of the run; ask about one that acts on the same")
     torch.manual_seed(0)
     x, model = torch.rand(2, *run.shape, device=next(run.model.parameters()).device), run.model
     first = next(iter(model.children()))
@@ -309,6 +333,8 @@ def _download(chosen: argparse.Namespace) -> None:
 def _export(told: argparse.Namespace) -> None:
     from gcnn.export import to_onnx
 
+    if Path(told.onnx).is_dir():
+        raise IsADirectoryError(f"{told.onnx} is a folder; give the name of a file, {told.onnx}/net.onnx")
     if Path(told.onnx).exists() and not told.force:
         raise FileExistsError(f"{told.onnx} is there already; choose another name, or --force")
     run = load_run(told.folder)
@@ -333,7 +359,7 @@ def _models(told: argparse.Namespace) -> None:
         sides = " x ".join(str(n) for n in shape)
         print(f"{name:16}{group_of(model).name:8}{count:>12,}{sides:>18}{cost:>15,.0f} M")
     print('\nbuild("NAME", group=..., num_classes=..., in_channels=...) in Python; the cost is that of one image of that size.')
-    print("Sizes are such that strides are exact: 33 and 225 pixels, say, not 32 and 224 (gcnn.testing.explain tells).")
+    print("At these sizes strides are exact; whether they are at others, gcnn.testing.explain tells.")
 
 
 def _groups(chosen: argparse.Namespace) -> None:
@@ -347,8 +373,8 @@ def _groups(chosen: argparse.Namespace) -> None:
 def _plot(chosen: argparse.Namespace) -> None:
     from gcnn import plot
 
-    if chosen.group not in GROUPS:
-        raise ValueError(f"group must be one of {', '.join(GROUPS)}, got {chosen.group!r}")
+    if chosen.group not in GROUPS or GROUPS[chosen.group].dim != 2:
+        raise ValueError(unknown("group", chosen.group, (name for name, group in GROUPS.items() if group.dim == 2)))
     group = GROUPS[chosen.group]
     path = Path(chosen.out or f"{group.name}.png")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args, get_type_hints
 
+from gcnn.checks import unknown
 from gcnn.groups import GROUPS
 from gcnn.models import MODELS
 
@@ -100,9 +101,9 @@ class Config:
             if not value > 0:
                 raise ValueError(f"{name} must be positive, got {value}")
         if self.model not in MODELS:
-            raise ValueError(f"model must be one of {', '.join(MODELS)}, got {self.model!r}")
+            raise ValueError(unknown("model", self.model, MODELS))
         if self.group and self.group not in GROUPS:
-            raise ValueError(f"group must be one of {', '.join(GROUPS)}, got {self.group!r}")
+            raise ValueError(unknown("group", self.group, GROUPS))
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"label_smoothing must be at least 0 and below 1, got {self.label_smoothing}")
         if self.dropout >= 1:
@@ -113,6 +114,11 @@ class Config:
                 raise ValueError(f"{name} must be one of {', '.join(a or 'empty' for a in allowed)}, got {value!r}")
         if self.keep == "best" and not self.validation:
             raise ValueError("keep best takes images to choose by: hold some out with validation, 2000 for example")
+        if self.data == "digits" and self.data_root:
+            raise ValueError(
+                f"digits come with the package and are in no data_root, got {self.data_root!r}; name the data set that is there "
+                "as data, or hand images of your own to gcnn.train.train(config, data=...)"
+            )
         if self.shift < 0:
             raise ValueError(f"shift must be a number of pixels, at least 0, got {self.shift}")
         if not 0 <= self.warmup < self.epochs:

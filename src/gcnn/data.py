@@ -64,6 +64,22 @@ class Dataset:
 
     def __post_init__(self) -> None:
         for part, split in (("train", self.train), ("test", self.test)):
+            shape, dtype = tuple(split.images.shape), split.images.dtype
+            last = len(shape) > 1 and shape[1] > 4 >= shape[-1]
+            if len(shape) not in (4, 5) or last:
+                way = "x.movedim(-1, 1)" if last else "x[:, None] for gray images"
+                raise ValueError(
+                    f"{self.name}, {part}: expected images (N, channels, rows, columns), or volumes with one axis more, got "
+                    f"{shape}; use {way}"
+                )
+            if split.images.is_floating_point() and len(split) and split.images.min() >= 0 and split.images.max() <= 1:
+                raise ValueError(
+                    f"{self.name}, {part}: expected images as bytes, got {dtype} from 0 to 1; use (255 * x).to(torch.uint8), so "
+                    "that predictions of image files see what the network learned from"
+                )
+            if split.labels.is_floating_point() or split.labels.ndim != 1:
+                shape, dtype = tuple(split.labels.shape), split.labels.dtype
+                raise ValueError(f"{self.name}, {part}: expected labels as whole numbers (N,), got {dtype} {shape}")
             if len(split.images) != len(split.labels):
                 raise ValueError(f"{self.name}, {part}: {len(split.images)} images but {len(split.labels)} labels")
             low, high = (int(split.labels.min()), int(split.labels.max())) if len(split) else (0, 0)

@@ -24,5 +24,5 @@ def write_file(path: Path, content: bytes) -> None:
         part.replace(path)
     except OSError as error:
         part.unlink(missing_ok=True)
-        kept = "the one before it is intact" if path.exists() else "there is none before it"
+        kept = "the one before it is intact" if path.exists() else "there was none before"
         raise OSError(f"{path} could not be written ({error.strerror or error}); {kept}") from error

@@ -49,6 +49,8 @@ def report(
     """
     if not folders:
         raise ValueError("report: expected at least one folder of a run")
+    if Path(out).exists() and Path(out).suffix.lower() not in (".html", ".htm"):
+        raise FileExistsError(f"report: {out} is there already and is no HTML page; choose another name")
     paths = [Path(folder).resolve() for folder in folders]
     short = len({path.name for path in paths}) == len(paths)
     runs = {path.name if short else str(folder): load_run(path, device) for path, folder in zip(paths, folders, strict=True)}

@@ -30,7 +30,7 @@ from gcnn.config import Config
 from gcnn.data import Dataset, Split, load
 from gcnn.files import write_file
 from gcnn.groups import GROUPS
-from gcnn.models import MODELS, build
+from gcnn.models import EXAMPLES, MODELS, build
 from gcnn.models.weights import digest, read
 from gcnn.nn import GBatchNorm
 from gcnn.steps import Inputs, Stepper, batches, turned
@@ -260,6 +260,8 @@ def _save(folder: Path, model: nn.Module, kept: dict[str, Tensor], stepper: Step
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    if path.parent.is_file():
+        raise NotADirectoryError(f"{path.parent} is a file; the folder of a run was expected, which holds {path.name}")
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: {path.parent} holds no checkpoint; train with --out {path.parent} first")
     return read(path, "checkpoint")
@@ -307,6 +309,8 @@ def train(
     Started by torchrun, trains with DistributedDataParallel: the batch is divided among the processes, the first one writes.
     """
     folder = Path(out) if out is not None else None
+    if folder is not None and folder.is_file():
+        raise FileExistsError(f"{folder} is a file; a run is written to a folder, choose another one with --out")
     rank, world, distributed = _join()
     device = pick_device(config.device)
     data = load(config.data, config.data_root or None) if data is None else data
@@ -314,6 +318,10 @@ def train(
     data = data.hold_out(config.validation) if config.validation else data
     if len(data.train) < 2:
         raise ValueError(f"{data.name}: {len(data.train)} training images are too few")
+    example = EXAMPLES.get(config.model)
+    if example is not None and data.train.images.ndim != len(example) + 1:
+        kinds = ("images", "volumes") if data.train.images.ndim == 4 else ("volumes", "images")
+        raise ValueError(f"{config.model} takes {kinds[1]}, {data.name} are {kinds[0]}; choose another --data or --model")
     pixels = data.train.images.double()
     meta: dict[str, Any] = {
         "config": json.loads(json.dumps(dataclasses.asdict(config))),

@@ -440,7 +440,8 @@ def _by_planar(
     table, inverse = (as_tensor(t, weight.device) for t in index_table(group, kernel_size, group.check_subgroup(None)))
     stride, padding, dilation = options
     with torch.enable_grad():
-        planes, weight = (t if t.requires_grad else t.detach().requires_grad_() for t in (planes, weight))
+        # of these alone: the filters may have had a part in the map, where a layer is called twice
+        planes, weight = (t.view_as(t) if t.requires_grad else t.detach().requires_grad_() for t in (planes, weight))
         convolve: Any = (F.conv1d, F.conv2d, F.conv3d)[group.dim - 1]
         bank = expand_filters(weight, table, inverse, math.prod(kernel_size), 1, False, weight.dtype).unflatten(2, kernel_size)
         y = convolve(planes, bank, None, stride, padding, dilation)

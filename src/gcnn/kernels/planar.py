@@ -68,8 +68,10 @@ class _Correlate(torch.autograd.Function):
         plan, domains = ctx.rest
         dim, groups = len(plan.kernel_size), plan.groups
         if torch.is_grad_enabled() or batched(grads[0]):  # gradients of gradients, or many at once
-            wanted = [t for t, needed in zip((x, weight, bias), ctx.needs_input_grad, strict=False) if needed]
             with torch.enable_grad():
+                # of these alone: the filters may have had a part in the map, where a layer is called twice
+                x, weight, bias = x.view_as(x), weight.view_as(weight), None if bias is None else bias.view_as(bias)
+                wanted = [t for t, needed in zip((x, weight, bias), ctx.needs_input_grad, strict=False) if needed]
                 inside = x if domains is None else torch.where(domains[0].mask, x, 0.0)
                 y = to_planes(by_parts(inside, weight, bias, plan), dim, groups)
                 y = y if domains is None else torch.where(domains[1].mask, y, 0.0)

@@ -48,7 +48,7 @@ def cnn(
     lattice resample the image first and end in a 5x5 layer.
     """
     if group.dim != 2:
-        raise ValueError(f"cnn: expected a plane group, got {group.name} of dimension {group.dim}")
+        raise ValueError(f"cnn: expected a plane group, such as p4 or p4m, got {group.name} of dimension {group.dim}")
     layers: list[nn.Module] = [] if group.fills_box else [ToHexagonal(HEXAGONAL_SIZE)]
     for i in range(7):
         k_in, k_out = (in_channels if i == 0 else channels), (num_classes if i == 6 else channels)

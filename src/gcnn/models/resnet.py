@@ -66,7 +66,7 @@ def resnet(
     """
     check_downsample(downsample)
     if group.dim != 2:
-        raise ValueError(f"resnet: expected a plane group, got {group.name} of dimension {group.dim}")
+        raise ValueError(f"resnet: expected a plane group, such as p4 or p4m, got {group.name} of dimension {group.dim}")
     if not (group.fills_box or hexagonal):
         raise ValueError(f'resnet: {group.name} acts on a hexagonal lattice; use hexagonal=True, or build("hex-resnet26")')
     if hexagonal and downsample == "pool":

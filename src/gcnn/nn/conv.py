@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -77,7 +78,7 @@ class _Filters(GModule):
 
     def _place_tables(self) -> None:
         """Puts the index tables where the parameters are; self.weight may be computed from those (weight_norm, prune)."""
-        device = next(self.parameters()).device
+        device = next(itertools.chain(self.parameters(), self.buffers())).device
         if getattr(self, "tables", None) is None or self.tables[0].device != device:
             self.tables = self._tables_on(device)
 
@@ -138,6 +139,10 @@ class _Filters(GModule):
         group, k, cosets = self.group, self.in_channels, self.cosets
         expected = (k,) if self.on_plane else (k, cosets)
         if x.ndim == group.dim + 1 + len(expected) and x.shape[1 : 1 + len(expected)] == expected:
+            if not x.is_floating_point():
+                raise ValueError(
+                    f"{self._label()}: expected floating point numbers, got {x.dtype}; use x.float() / 255 for bytes"
+                )
             return
         remedy = f"its group {group} has dimension {group.dim}"
         if x.ndim == group.dim + len(expected):

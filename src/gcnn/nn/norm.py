@@ -53,7 +53,7 @@ class GBatchNorm(nn.modules.batchnorm._BatchNorm):
         """`x` normalised; in training mode by the statistics of this batch, which the running ones follow."""
         self._check_input_dim(x)
         hexagonal = not self.group.fills_box and x.ndim > 3
-        by_batch = self.training or not self.track_running_stats
+        by_batch = self.training or (self.running_mean is None and self.running_var is None)
         sync = self.sync and self.training  # every process must take part, one without images too
         if by_batch and (sync or (hexagonal and x.numel())):
             on_group = hexagonal and not sync and x.ndim == self.group.dim + 3
@@ -72,11 +72,7 @@ class GBatchNorm(nn.modules.batchnorm._BatchNorm):
             return super().forward(x if x.ndim < 6 else x.flatten(2, 3)).reshape(x.shape)  # cudnn takes five axes
         planes, elements = to_planes(x, self.group.dim), x.shape[2]  # (N, S K, *X)
         if by_batch:
-            count = x.numel() // x.shape[1]
-            if count == 1:
-                raise ValueError(
-                    f"GBatchNorm({self.group}, {self.num_features}): one value a channel has no variance, got {tuple(x.shape)}"
-                )
+            self._check_count(x, x.numel() // x.shape[1])
             running, rate = self._running()
             return from_planes(tied_batch_norm(planes, elements, self.weight, self.bias, self.eps, running, rate), elements)
         numbers = [spread(n, elements) for n in (self.running_mean, self.running_var, self.weight, self.bias)]
@@ -89,11 +85,18 @@ class GBatchNorm(nn.modules.batchnorm._BatchNorm):
         last = planes.movedim(1, -1).is_contiguous()  # as (N, cells, S K), else (N, S K, cells)
         rows = planes.movedim(1, -1).flatten(1, -2) if last else planes.flatten(2)
         inside: Tensor = Inside.apply(rows, cells, 1 if last else 2)
+        self._check_count(x, inside.numel() // x.shape[1])
         running, rate = self._running()
         y = tied_batch_norm(inside.mT if last else inside, elements, self.weight, self.bias, self.eps, running, rate)
         rows = Whole.apply(y.mT if last else y, cells, 1 if last else 2, math.prod(x.shape[-self.group.dim :]))
         y = rows.unflatten(1, planes.shape[2:]).movedim(-1, 1) if last else rows.view_as(planes)
         return from_planes(y, elements)
+
+    def _check_count(self, x: Tensor, count: int) -> None:
+        if count == 1:
+            raise ValueError(
+                f"GBatchNorm({self.group}, {self.num_features}): one value a channel has no variance, got {tuple(x.shape)}"
+            )
 
     def _running(self) -> tuple[tuple[Tensor, Tensor] | None, float | Tensor]:
         """The running statistics that follow this batch, if any do, and the rate at which."""
@@ -101,8 +104,13 @@ class GBatchNorm(nn.modules.batchnorm._BatchNorm):
             return None, 0.0
         seen: Any = self.num_batches_tracked
         running: Any = (self.running_mean, self.running_var)
-        seen.add_(1)
-        return running, float(self.momentum) if self.momentum is not None else 1 / seen.float()
+        if seen is not None:
+            seen.add_(1)
+        if self.running_mean is None:
+            return None, 0.0
+        if self.momentum is not None:
+            return running, float(self.momentum)
+        return running, 0.0 if seen is None else 1 / seen.to(self.running_mean.dtype)
 
     def _normalise(self, x: Tensor, hexagonal: bool) -> Tensor:
         """By the statistics of the cells inside a hexagonal domain, or of several processes together."""
