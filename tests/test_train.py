@@ -522,7 +522,7 @@ def test_problems_are_one_line_and_a_status(shell: Any, tmp_path: Path) -> None:
         (("train", "--recipe", "p4cnn"), "did you mean"),
         (
             ("train", "--model", "voxel-resnet", "--out", str(tmp_path / "volumes")),
-            "voxel-resnet takes volumes, digits are images",
+            "voxel-resnet takes volumes",
         ),
         (("predict", str(tmp_path / "a.png"), str(tmp_path)), "a.png is a file; the folder of a run was expected"),
         (("train", "--out", str(tmp_path / "a.png")), "a.png is a file; a run is written to a folder"),

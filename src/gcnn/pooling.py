@@ -141,6 +141,10 @@ def max_pool(
     for name, value in (("kernel_size", kernel_size), ("stride", stride), ("padding", padding), ("dilation", dilation)):
         if value is not None:
             check_axes(group, f"max_pool: {name}", as_tuple(group, value, name))
+    if any(
+        2 * p > k for p, k in zip(as_tuple(group, padding, "padding"), as_tuple(group, kernel_size, "kernel_size"), strict=True)
+    ):
+        raise ValueError(f"max_pool: padding (={padding}) must be at most half of kernel_size (={kernel_size})")
     if group.fills_box:
         pooling: Any = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[group.dim - 1]
         return on_planes(group, x, lambda planes: pooling(planes, kernel_size, stride, padding, dilation))

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -205,11 +206,21 @@ def _sum_by_channel(x: Tensor) -> Tensor:
     return x.sum(0)
 
 
-def _over_processes(x: Tensor) -> Tensor:
-    """The sum over all processes, with a gradient."""
-    from torch.distributed.nn.functional import all_reduce
+class _OverProcesses(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        x = x.clone()
+        dist.all_reduce(x)
+        return x
 
-    summed: Tensor = all_reduce(x)
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return _over_processes(grads[0])
+
+
+def _over_processes(x: Tensor) -> Tensor:
+    """The sum over all processes, with a gradient: every process has all of it."""
+    summed: Tensor = _OverProcesses.apply(x)
     return summed
 
 
