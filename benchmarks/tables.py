@@ -197,7 +197,8 @@ def volumes() -> str:
         "upright volumes, settings not tuned. Answers of O and Oh to volumes turned by their elements change by less than "
         f"{10 ** math.ceil(math.log10(max(row.get('equivariance_error', 0) for row in r['seeds']))):.0e} in float32. "
         f"{r['device']}, bfloat16 (four of the Oh networks were tested on turned volumes in float32, and lost nothing by it "
-        "against their float32 answers to upright ones); times are those of the seed that had the GPU most to itself. A run of C1 that was killed after some epochs and taken up "
+        "against their float32 answers to upright ones); times are those of the seed that had the GPU most to itself. "
+        "A run of C1 that was killed after some epochs and taken up "
         f"again ended with {broken:.2f} %, its unbroken twin with {whole:.2f} %. Records: `benchmarks/records/{VOLUMES}`."
     )
     return "\n".join(rows)

@@ -130,7 +130,7 @@ def pays(group: Group, k_in: int, k_out: int, taps: int, points: int) -> bool:
     """
     saved = (group.order**2 - 1.1 * multiplications(group)) * k_out
     price = 120 + 2 * group.order + max(0.0, 800 / k_in - 100)
-    moved = price * group.order * (1 + k_out / (taps * k_in))
+    moved = price * group.order * (1 + 1.3 * k_out / (taps * k_in))
     return points >= 256 and saved > moved
 
 
