@@ -971,6 +971,22 @@ class MyDropPath(nn.Module):
 
 
 MyDropPath.__name__ = "DropPath"
+
+
+class DropPath(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (torch.rand(x.shape[0], *(1,) * (x.ndim - 1)) > 0.5) if self.training else x
+
+
+@pytest.mark.parametrize("keep", ["params", "channels"])
+def test_whole_samples_are_dropped_as_before(keep: Any) -> None:
+    net = convert(Patches(lambda s, x: s.drop(s.a(x)).mean((2, 3)), drop=DropPath()), p4, keep).train()
+    y = net(torch.randn(64, 3, 9, 9))
+    dropped = (y == 0).all(1)
+    assert 0 < dropped.sum() < 64
+    assert not (y[~dropped] == 0).any()
+
+
 DIFFERENT = "does different things in training"
 HIDDEN: dict[str, tuple[Callable[..., Any], str]] = {
     "another factor in eval mode": (lambda s, x: s.h(s.a(x).mean((2, 3))) / (1.0 if s.training else 4.0), DIFFERENT),
