@@ -311,3 +311,43 @@ def test_whitened_cifar_has_the_identity_as_covariance(monkeypatch: pytest.Monke
 def test_images_of_ones_own_that_would_be_misread(images: Tensor, labels: Tensor, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         data.Dataset("mine", data.Split(images, labels), data.Split(images, labels), ("a", "b"))
+
+
+def test_pictures_of_ones_own(tmp_path: Path) -> None:
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    numbers = rng.integers(0, 256, (4, 7, 5), dtype=np.uint8)
+    with pytest.raises(FileNotFoundError, match="train/CLASS"):
+        data.pictures(tmp_path)
+    for i, place in enumerate(("train/a", "train/b", "test/a", "test/b")):
+        (tmp_path / place).mkdir(parents=True)
+        if i < 2:
+            Image.fromarray(numbers[i]).save(tmp_path / place / f"{i}.png")
+    with pytest.raises(ValueError, match="no pictures"):
+        data.pictures(tmp_path)
+    for i, place in enumerate(("test/a", "test/b"), 2):
+        Image.fromarray(numbers[i]).save(tmp_path / place / f"{i}.TIF")
+    (tmp_path / "train" / "a" / "notes.txt").write_text("no picture")
+    found = data.load("pictures", tmp_path)
+    assert found.classes == ("a", "b")
+    torch.testing.assert_close(found.train.images, torch.from_numpy(numbers[:2, None]))
+    torch.testing.assert_close(found.test.images, torch.from_numpy(numbers[2:, None]))
+    assert found.test.labels.tolist() == [0, 1]
+    colour = np.stack([numbers[0]] * 3, 2)
+    Image.fromarray(colour).save(tmp_path / "train" / "b" / "2.png")
+    assert data.pictures(tmp_path).train.images.shape == (3, 3, 7, 5)
+    for image, words in (
+        (Image.new("L", (6, 7)), r"2.png has 6 x 7 pixels, .*0.png has 5 x 7"),
+        (Image.fromarray(numbers[0].astype(np.uint16)), "expected bytes"),
+    ):
+        image.save(tmp_path / "train" / "b" / "2.png")
+        with pytest.raises(ValueError, match=words):
+            data.pictures(tmp_path)
+    (tmp_path / "train" / "b" / "2.png").write_bytes(b"no picture")
+    with pytest.raises(OSError, match=r"2\.png could not be read"):
+        data.pictures(tmp_path)
+    (tmp_path / "train" / "b" / "2.png").unlink()
+    (tmp_path / "test" / "c").mkdir()
+    with pytest.raises(ValueError, match=r"classes that .* has not: c"):
+        data.pictures(tmp_path)

@@ -34,7 +34,7 @@ PROBLEMS = (ValueError, TypeError, OSError, ImportError, RuntimeError)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs one command; the exit status is 0, 1 for a problem that its message explains, 130 for Ctrl-C.
+    """Runs one command; the exit status is 0, 1 for a problem that is explained, 130 for Ctrl-C.
 
     >>> main(["groups"])  # doctest: +ELLIPSIS
     line   dimension 1, line      lattice,  1 elements,  1 subgroups
@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
     told.add_argument("--out", default="report.html", help="the page; report.html in this folder if not given")
     told.add_argument("--data-root", default="", help="the folder of the data set, if it has moved")
     told.set_defaults(run=_report)
-    told = commands.add_parser("check", help="is the network of a run equivariant? a row a layer")
+    told = commands.add_parser("check", help="is the network of a run equivariant? a row a layer; exit status 1 if not")
     told.add_argument("folder", help="the folder of a run")
     told.add_argument("--group", default="", help="another group to ask about")
     told.set_defaults(run=_check)
@@ -292,7 +292,7 @@ def _report(chosen: argparse.Namespace) -> None:
     print(chosen.out)
 
 
-def _check(chosen: argparse.Namespace) -> None:
+def _check(chosen: argparse.Namespace) -> int:
     from gcnn.testing import explain
 
     run = load_run(chosen.folder, chosen.device)
@@ -307,9 +307,11 @@ def _check(chosen: argparse.Namespace) -> None:
     first = next(iter(model.children()))
     if isinstance(first, ToHexagonal):  # pixels do not turn by 60 degrees; what comes after them does
         x, model = first(x), torch.nn.Sequential(*list(model.children())[1:])
-    print(explain(model, x, group))
+    found = explain(model, x, group)
+    print(found)
     if group.order == 1:
         print(f"{group.name} has no turns, so there was nothing to lose; ask about another group with --group p4")
+    return 0 if found.exact else 1
 
 
 def _demo(chosen: argparse.Namespace) -> None:

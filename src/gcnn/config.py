@@ -32,7 +32,8 @@ class Config:
     invariant: bool = False
     """For residual networks: take the mean over the group before the classes, so that turned images get the same answer."""
     data: str = "digits"
-    """digits (comes with the package), mnist, rotated_mnist, cifar10, whitened_cifar10 (as the authors had it), volumes."""
+    """digits (comes with the package), mnist, rotated_mnist, cifar10, whitened_cifar10 (as the authors had it), volumes,
+    pictures (folders train/CLASS and test/CLASS of image files)."""
     data_root: str = ""
     """The folder with the files of the data set, or the .npz file of volumes; not needed for digits."""
     validation: int = 0

@@ -31,6 +31,7 @@ __all__ = [
     "download",
     "load",
     "mnist",
+    "pictures",
     "rotated_mnist",
     "volumes",
     "whitened_cifar10",
@@ -221,6 +222,67 @@ def volumes(path: str | Path) -> Dataset:
     return Dataset(path.stem, parts[0], parts[1], classes or tuple(str(i) for i in range(count)))
 
 
+KINDS = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
+
+
+def pictures(root: str | Path) -> Dataset:
+    """Pictures of one's own, all of one size: root/train/CLASS/*.png and root/test/CLASS/*.png, or .jpg, .tif, .bmp.
+
+    They stay gray if all of them are, and become RGB otherwise. Needs pip install "gcnn[train]".
+
+    >>> import tempfile
+    >>> from PIL import Image
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for place in ("train/healthy", "train/tumour", "test/healthy", "test/tumour"):
+    ...         (Path(folder) / place).mkdir(parents=True)
+    ...         Image.new("RGB", (9, 9)).save(Path(folder) / place / "1.png")
+    ...     found = pictures(folder)
+    >>> found.classes, found.train.images.shape
+    (('healthy', 'tumour'), torch.Size([2, 3, 9, 9]))
+    """
+    try:
+        from PIL import Image
+        from tqdm import tqdm
+    except ImportError as error:
+        raise ImportError('pictures are read by pillow, which is not installed: pip install "gcnn[train]"') from error
+    root = Path(root)
+    for part in ("train", "test"):
+        if not (root / part).is_dir():
+            raise FileNotFoundError(
+                f"{root / part} is missing; expected folders {part}/CLASS with the pictures of each class, {', '.join(KINDS)}"
+            )
+    classes = tuple(sorted(path.name for path in (root / "train").iterdir() if path.is_dir()))
+    if others := sorted({path.name for path in (root / "test").iterdir() if path.is_dir()} - set(classes)):
+        raise ValueError(f"{root / 'test'} has classes that {root / 'train'} has not: {', '.join(others)}")
+    found: list[tuple[str, int, Path]] = [
+        (part, label, path)
+        for part in ("train", "test")
+        for label, name in enumerate(classes)
+        for path in sorted((root / part / name).glob("*"))
+        if path.suffix.lower() in KINDS
+    ]
+    if {part for part, _, _ in found} != {"train", "test"}:
+        raise ValueError(f"{root}: found no pictures in train/CLASS or in test/CLASS; expected {', '.join(KINDS)}")
+    read = []
+    for _, _, path in tqdm(found, "reading pictures", disable=None):
+        try:
+            with Image.open(path) as image:
+                if image.mode not in ("1", "L", "LA", "P", "RGB", "RGBA"):
+                    raise ValueError(f"{path} is of the kind {image.mode}, expected bytes, in gray or in colour; convert it")
+                read.append(np.array(image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")))
+        except OSError as error:
+            raise OSError(f"{path} could not be read: {error}") from error
+        if read[-1].shape[:2] != read[0].shape[:2]:
+            (rows, columns), (height, width) = read[0].shape[:2], read[-1].shape[:2]
+            raise ValueError(
+                f"{path} has {width} x {height} pixels, {found[0][2]} has {columns} x {rows}; resize or cut them alike"
+            )
+    gray = all(pixels.ndim == 2 for pixels in read)
+    whole = np.stack([p[None] if gray else np.stack([p] * 3) if p.ndim == 2 else p.transpose(2, 0, 1) for p in read])
+    labels, tested = np.array([label for _, label, _ in found]), np.array([part == "test" for part, _, _ in found])
+    return Dataset("pictures", _split(whole[~tested], labels[~tested]), _split(whole[tested], labels[tested]), classes)
+
+
 DATASETS: dict[str, Callable[..., Dataset]] = {
     "digits": digits,
     "mnist": mnist,
@@ -228,6 +290,7 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
     "cifar10": cifar10,
     "whitened_cifar10": whitened_cifar10,
     "volumes": volumes,
+    "pictures": pictures,
 }
 
 
@@ -238,7 +301,7 @@ def load(name: str, root: str | Path | None = None) -> Dataset:
     'digits'
     """
     if name not in DATASETS:
-        raise ValueError(f"data must be one of {', '.join(DATASETS)}, got {name!r}")
+        raise ValueError(f"data must be one of {', '.join(DATASETS)}, got {name!r}; pictures are folders of your own")
     if name == "digits":
         return digits()
     if root is None:
@@ -302,7 +365,7 @@ def _remedy(name: str) -> str:
         return 'gcnn download mnist --root FOLDER fetches MNIST; "digits" comes with the package'
     if name.endswith("cifar10"):
         return "gcnn download cifar10 --root FOLDER fetches it"
-    return "give the path of the .npz file"
+    return "with folders train/CLASS and test/CLASS in it" if name == "pictures" else "give the path of the .npz file"
 
 
 def _need(path: Path, what: str, name: str = "") -> None:

@@ -211,9 +211,10 @@ def _squeezed(net: Converter, node: fx.Node, x: Value) -> Value:
     dim, rank = arguments(node, "dim").get("dim"), net.rank(x)
     places = set(range(2, rank)) if dim is None else {d % rank for d in (dim if isinstance(dim, list | tuple) else [dim])}
     if not _at_one_place(x) or 0 in places or (x.old < 2 and (dim is None or 1 in places)):
-        raise net.refusal(
-            f"{node.name}, a squeeze,", x, "squeeze axes of space after a pool to a single place, or use flatten(1)"
-        )
+        way = "squeeze axes of space after a pool to a single place, or use flatten(1)"
+        if places == {1}:
+            way = "leave the axis of the channel in the result, and squeeze that outside of the network"
+        raise net.refusal(f"{node.name}, a squeeze,", x, way)
     return _with_axes(net, x, rank - 2 - len(places - {1}))  # there are several channels, so that axis stays
 
 

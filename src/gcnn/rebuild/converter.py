@@ -231,7 +231,7 @@ class Converter:
         if len(new) > 1:
             raise ValueError(
                 f"convert: {node.name} adds or multiplies maps that had {like.old} channels and now have {sorted(new)}, "
-                'since some of them were concatenated; use keep="channels"'
+                'since some of them are concatenated, or results; use keep="channels"'
             )
         if like.kind == "flat" and any(self.waits(v) and self.held(v).numel() > 1 for v in inputs.values()):
             if not all(v.single for v in maps):
