@@ -66,8 +66,9 @@ def test_training_learns_and_writes_a_run(small: Dataset, tmp_path: Path) -> Non
     [
         {"schedule": "cosine", "rotate": 20.0, "shift": 1, "flip": True, "label_smoothing": 0.1},
         {"optimizer": "sgd", "schedule": "linear", "warmup": 0.5, "drops": (1, 2), "weight_decay": 1e-3, "lr": 0.01},
+        {"optimizer": "sgd", "sharpness": 0.1, "sharp_epochs": 2, "lr": 0.01},
     ],
-    ids=["adam", "sgd"],
+    ids=["adam", "sgd", "sharpness"],
 )
 def test_resuming_continues_bit_for_bit(settings: dict[str, Any], small: Dataset, tmp_path: Path) -> None:
     config = dataclasses.replace(TINY, model="z2cnn", **settings)
@@ -326,6 +327,40 @@ def test_sgd_takes_torchs_steps(small: Dataset) -> None:
         optimizer.step()
     for a, b in zip(found.model.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_sharpness_steps_along_the_gradient_uphill_in_the_last_epochs(small: Dataset) -> None:
+    """Against the same steps written out with autograd; batch norms remember the pass at the weights themselves."""
+    config = dataclasses.replace(TINY, epochs=2, batch_size=100, optimizer="sgd", lr=0.02, reestimate="no")
+    found = train(dataclasses.replace(config, sharpness=0.5, sharp_epochs=1), progress=False, data=small)
+    model = module.make_model(config)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    x = (small.train.images.float() - found.mean) / found.std
+
+    def gradients(index: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        loss = torch.nn.functional.cross_entropy(model(x[index]), small.train.labels[index])
+        return torch.autograd.grad(loss, list(model.parameters()))
+
+    for epoch in (1, 2):
+        for index, _ in batches(len(small.train), 100, config.seed * 1_000_003 + epoch):
+            grads = gradients(index)
+            if epoch == 2:
+                before = {k: v.clone() for k, v in model.state_dict().items()}
+                length = sum(float((g.double() ** 2).sum()) for g in grads) ** 0.5
+                with torch.no_grad():
+                    for p, g in zip(model.parameters(), grads, strict=True):
+                        p += 0.5 * g / length
+                grads = gradients(index)
+                model.load_state_dict(before)
+            for p, g in zip(model.parameters(), grads, strict=True):
+                p.grad = g
+            optimizer.step()
+    expected = model.state_dict()
+    plain = train(config, progress=False, data=small).model.state_dict()
+    for name, value in found.model.state_dict().items():
+        if "num_batches" not in name:
+            torch.testing.assert_close(value, expected[name], rtol=1e-3, atol=1e-4)
+    assert max(float((value - plain[name]).abs().max()) for name, value in expected.items() if "weight" in name) > 1e-2
 
 
 def test_volumes_are_trained_and_not_shifted(tmp_path: Path) -> None:

@@ -52,6 +52,10 @@ class Config:
     """Let the learning rate rise from zero over this many epochs first."""
     drops: tuple[int, ...] = ()
     """Divide the learning rate by ten after each of these epochs."""
+    sharpness: float = 0.0
+    """Sharpness-aware minimisation: step along the gradient found this far uphill, 0.1 for example, in twice the time."""
+    sharp_epochs: int = 0
+    """Do so in the last n epochs only, where it matters most. 0: in all of them."""
     weight_decay: float = 0.0
     """Weight decay: decoupled with adam, added to the gradient with sgd."""
     label_smoothing: float = 0.0
@@ -120,6 +124,10 @@ class Config:
                 f"digits come with the package and are in no data_root, got {self.data_root!r}; name the data set that is there "
                 "as data, or hand images of your own to gcnn.train.train(config, data=...)"
             )
+        if self.sharpness < 0:
+            raise ValueError(f"sharpness must be a distance, at least 0, got {self.sharpness}")
+        if not 0 <= self.sharp_epochs <= self.epochs:
+            raise ValueError(f"sharp_epochs must be at least 0 and at most the {self.epochs} epochs, got {self.sharp_epochs}")
         if self.shift < 0:
             raise ValueError(f"shift must be a number of pixels, at least 0, got {self.shift}")
         if not 0 <= self.warmup < self.epochs:

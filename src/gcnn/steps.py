@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -75,8 +76,8 @@ class Stepper:
         self._prime()
         self.loss, self.wrong = torch.zeros((), device=device), torch.zeros((), device=device)
         self.graph: Any = None
-        if cuda and config.graphs and world == 1 and len(inputs.labels) >= config.batch_size:
-            self._capture(config.batch_size)
+        self.captures = cuda and config.graphs and world == 1 and len(inputs.labels) >= config.batch_size
+        self.uphill = False
 
     def _prime(self) -> None:
         """Makes the optimiser's state exist, all zero, so that it can be saved, loaded and captured from the start."""
@@ -89,6 +90,15 @@ class Stepper:
                 steps = torch.zeros((), device=p.device if group["fused"] else "cpu")
                 self.optimizer.state[p] = {"step": steps, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
 
+    def begin(self, epoch: int) -> None:
+        """Makes ready for the steps of an epoch, counted from 1."""
+        first = self.config.epochs - self.config.sharp_epochs if self.config.sharp_epochs else 0
+        uphill = self.config.sharpness > 0 and epoch > first
+        if self.captures and (self.graph is None or uphill != self.uphill):
+            self.uphill, self.graph = uphill, None
+            self._capture(self.config.batch_size)
+        self.uphill = uphill
+
     def set_lr(self, lr: float) -> None:
         """Sets the learning rate, in place where a graph reads it."""
         if isinstance(self.lr, Tensor):
@@ -99,15 +109,44 @@ class Stepper:
 
     def _work(self, index: Tensor, share: float) -> None:
         x, y = self.inputs(index)
+        loss, wrong = self._gradients(x, y, share)
+        if self.uphill:
+            with self._moved_uphill():
+                self._gradients(x, y, share)
+        self.optimizer.step()
+        self.loss.copy_(loss)
+        self.wrong.copy_(wrong)
+
+    def _gradients(self, x: Tensor, y: Tensor, share: float) -> tuple[Tensor, Tensor]:
+        """Leaves gradients in the parameters; returns the loss, and how many answers were wrong."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.amp):
             logits = self.model(x)
             losses = F.cross_entropy(logits, y, label_smoothing=self.config.label_smoothing, reduction="none")
         loss = losses.sum() * share
         self.optimizer.zero_grad()
         (loss * self.world).backward()  # DistributedDataParallel takes the mean over processes
-        self.optimizer.step()
-        self.loss.copy_(loss.detach())
-        self.wrong.copy_((logits.detach().argmax(1) != y).sum())
+        return loss.detach(), (logits.detach().argmax(1) != y).sum()
+
+    @contextmanager
+    def _moved_uphill(self) -> Iterator[None]:
+        """With the weights moved along their gradient by Config.sharpness; the statistics of batch norms stay as they are."""
+        weights = [p for p in self.plain.parameters() if p.grad is not None]
+        norms = [m for m in self.plain.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        momenta = [m.momentum for m in norms]
+        with torch.no_grad():
+            before = [p.clone() for p in weights]
+            grads = [p.grad for p in weights]
+            length = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+            torch._foreach_add_(weights, torch._foreach_mul(grads, self.config.sharpness / (length + 1e-12)))
+        for m in norms:
+            m.momentum = 0.0
+        try:
+            yield
+        finally:
+            for m, momentum in zip(norms, momenta, strict=True):
+                m.momentum = momentum
+            with torch.no_grad():
+                torch._foreach_copy_(weights, before)
 
     def _capture(self, size: int) -> None:
         """Records the step once; what the rehearsals changed is put back."""

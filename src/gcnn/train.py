@@ -343,8 +343,7 @@ def train(
     plain = Inputs(data.train, meta["mean"], meta["std"], device)
     testing = Inputs(data.test, meta["mean"], meta["std"], device)
     wrapped = nn.parallel.DistributedDataParallel(model) if world > 1 else model
-    with precision(config.tf32):
-        stepper = Stepper(wrapped, training, config, device, world)
+    stepper = Stepper(wrapped, training, config, device, world)
     kept: dict[str, Tensor] = {}
     if folder is not None and resume:
         meta, kept = _resume(folder / "last.safetensors", model, stepper, meta)
@@ -366,8 +365,10 @@ def train(
         folder if rank == 0 else None, progress and rank == 0, config.epochs, len(data.train), meta["epoch"], world
     ) as report:
         for epoch in range(meta["epoch"] + 1, config.epochs + 1):
-            torch.manual_seed(config.seed * 1_000_003 + epoch)
             model.train()
+            with precision(config.tf32):
+                stepper.begin(epoch)
+            torch.manual_seed(config.seed * 1_000_003 + epoch)
             losses, sizes = torch.zeros(steps, device=device), torch.zeros(steps, device=device)
             wrong = torch.zeros((), device=device)
             start = time.perf_counter()
