@@ -349,7 +349,7 @@ def test_sharpness_steps_along_the_gradient_uphill_in_the_last_epochs(small: Dat
                 length = sum(float((g.double() ** 2).sum()) for g in grads) ** 0.5
                 with torch.no_grad():
                     for p, g in zip(model.parameters(), grads, strict=True):
-                        p += 0.5 * g / length
+                        p.add_(g, alpha=0.5 / length)
                 grads = gradients(index)
                 model.load_state_dict(before)
             for p, g in zip(model.parameters(), grads, strict=True):

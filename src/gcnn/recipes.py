@@ -24,7 +24,7 @@ _RESNET = replace(_SGD, epochs=300, lr=0.05, drops=(50, 100, 150))
 _ALLCNN = replace(_SGD, epochs=350, lr=0.05, drops=(200, 250, 300))
 _FAST = replace(_SGD, schedule="linear", warmup=5, label_smoothing=0.1)
 _FAST_RESNET = replace(_FAST, data="cifar10", epochs=24, batch_size=500, lr=0.4)
-_FAST_ALLCNN = replace(_FAST, epochs=50, batch_size=250, lr=0.2)
+_FAST_ALLCNN = replace(_FAST, epochs=50, batch_size=250, lr=0.2, sharpness=0.1)
 
 
 def _cifar10() -> dict[str, Config]:
@@ -34,9 +34,10 @@ def _cifar10() -> dict[str, Config]:
         flat = name == "allcnn-c"
         for kind, base in (("paper", _ALLCNN if flat else _RESNET), ("fast", _FAST_ALLCNN if flat else _FAST_RESNET)):
             longer: dict[str, Any] = {} if flat or kind == "paper" else {"epochs": 30, "weight_decay": 5e-4}
+            sharp: dict[str, Any] = {"sharpness": 0.2, "sharp_epochs": 8} if (kind, name) == ("fast", "resnet44") else {}
             for group, sizes in groups.items():
                 plain = replace(base, model=name, group=group, **sizes)
-                found[f"{kind}/{name}-{group}"] = plain
+                found[f"{kind}/{name}-{group}"] = replace(plain, **sharp)
                 found[f"{kind}/{name}-{group}+"] = replace(plain, flip=True, shift=2, **longer)
     return found
 

@@ -130,14 +130,15 @@ class Stepper:
     @contextmanager
     def _moved_uphill(self) -> Iterator[None]:
         """With the weights moved along their gradient by Config.sharpness; the statistics of batch norms stay as they are."""
+        each: Any = torch  # its functions of whole lists, which have no types
         weights = [p for p in self.plain.parameters() if p.grad is not None]
         norms = [m for m in self.plain.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         momenta = [m.momentum for m in norms]
         with torch.no_grad():
             before = [p.clone() for p in weights]
             grads = [p.grad for p in weights]
-            length = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
-            torch._foreach_add_(weights, torch._foreach_mul(grads, self.config.sharpness / (length + 1e-12)))
+            length = torch.linalg.vector_norm(torch.stack(each._foreach_norm(grads)))
+            each._foreach_add_(weights, each._foreach_mul(grads, self.config.sharpness / (length + 1e-12)))
         for m in norms:
             m.momentum = 0.0
         try:
@@ -146,7 +147,7 @@ class Stepper:
             for m, momentum in zip(norms, momenta, strict=True):
                 m.momentum = momentum
             with torch.no_grad():
-                torch._foreach_copy_(weights, before)
+                each._foreach_copy_(weights, before)
 
     def _capture(self, size: int) -> None:
         """Records the step once; what the rehearsals changed is put back."""
