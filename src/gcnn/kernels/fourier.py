@@ -8,13 +8,14 @@ functions on the point group. In the basis of `gcnn.irreps` it takes one small m
 
 that is, for real types, the sum of d^3 multiplications instead of S^2, for kernels of any size.
 
-Here in plain torch operations, in blocks of points whose patches stay in the cache.
+Here in plain torch operations, in blocks of points whose patches stay in the cache; each core of a CPU has points of its own, so
+that no numbers go from one to the other.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
@@ -33,7 +34,10 @@ from gcnn.layout import allows_tf32, as_tensor, autocasts, filter_dtype, plain, 
 Algorithm = Literal["auto", "planar", "fourier"]
 Part = Literal["map", "both ways", "filters"]  # of a step: the map, its gradient too, the gradient of the filters
 
-BLOCK = {"cpu": 1 << 23, "cuda": 1 << 28}  # bytes of patches worked on at a time: what a cache holds, what keeps a GPU busy
+BLOCK = {
+    "cpu": 1 << 21,
+    "cuda": 1 << 28,
+}  # bytes of patches worked on at a time: what a core's cache holds, what keeps a GPU busy
 LARGEST = 48  # order of the groups whose transforms a GPU's registers hold
 
 
@@ -124,12 +128,12 @@ def _seconds(
 def pays(group: Group, k_in: int, k_out: int, taps: int, points: int) -> bool:
     """Whether the Fourier algorithm is the faster one on a CPU, by a model of the two.
 
-    A multiplication of either costs the same; besides, every number of a patch is gathered at the price of about 120 of them
-    (more in runs of fewer than 8) and transformed at that of 2 S, and every number of the result is transformed back. The
+    A multiplication of either costs the same; besides, every number of a patch is gathered at the price of about 110 of them
+    (more in runs of fewer than 8) and transformed at that of 4 S, and every number of the result is transformed back. The
     filters' transform is small beside 256 points and more.
     """
     saved = (group.order**2 - 1.1 * multiplications(group)) * k_out
-    price = 120 + 2 * group.order + max(0.0, 800 / k_in - 100)
+    price = 110 + 4 * group.order + max(0.0, 800 / k_in - 100)
     moved = price * group.order * (1 + 1.3 * k_out / (taps * k_in))
     return points >= 256 and saved > moved
 
@@ -266,21 +270,22 @@ def _correlate(group: Group, planes: Tensor, weight: Tensor, *geometry: tuple[in
     k_out, s = weight.shape[0], group.order
     filters = _transform_filters(group, weight.to(patches.dtype), patches.plan)
     result, out = empty_planes(planes, patches.size, s, k_out)
-    products = planes.new_empty(s * patches.block * k_out, dtype=patches.dtype)
-    for start, stop in patches.blocks():
-        x = patches.transformed(start, stop)  # (S, B, P K_in)
-        y = products[: s * (stop - start) * k_out].view(s, -1, k_out)
+    products = planes.new_empty(s * patches.cores * patches.block * k_out, dtype=patches.dtype)
+    for start, stop, cores in patches.blocks():
+        x = patches.transformed(start, stop, cores)  # (cores, S, B, P K_in)
+        y = products[: s * (stop - start) * k_out].view(s, cores, -1, k_out)
         at = 0
         for w in filters:
-            d = len(w)
+            d, shared = len(w), w[:, None].expand(-1, cores, -1, -1)  # (d, cores, P K_in, d K_out)
             for i in range(at, at + patches.parts[d, at], d):
-                each = torch.mm(x[i], w[0], out=y[i]) if d == 1 else x[i].mm(w[0])
+                each = torch.bmm(x[:, i], shared[0], out=y[i]) if d == 1 else x[:, i].bmm(shared[0])
                 for j in range(1, d):
-                    each.addmm_(x[i + j], w[j])
+                    each.baddbmm_(x[:, i + j], shared[j])
                 if d > 1:
-                    y[i : i + d] = each.view(-1, d, k_out).transpose(0, 1)
+                    y[i : i + d] = each.unflatten(2, (d, k_out)).movedim(2, 0)
             at += patches.parts[d, at]
-        out[start:stop] = patches.matrix.t().mm(y.view(s, -1)).view(s, -1, k_out).transpose(0, 1)
+        back = patches.matrix.t().expand(cores, s, s).bmm(y.flatten(2).transpose(0, 1))  # (cores, S, B K_out)
+        out[start:stop] = back.unflatten(2, (-1, k_out)).transpose(1, 2).flatten(0, 1)
     return result
 
 
@@ -288,30 +293,26 @@ def _weight_gradient(group: Group, planes: Tensor, dy: Tensor, weight: Tensor, *
     if _on_cuda(group, planes):
         found: Tensor = _triton().weight_gradient(group, planes, dy, weight, *geometry)
         return found
-    patches = _Patches(group, planes, *geometry)
-    k_out, k_in, s = weight.shape[0], weight.shape[1], group.order
+    patches = _Patches(group, planes, *geometry, most=8)  # each core has sums of its own
+    k_out, k_in, s, taps = weight.shape[0], weight.shape[1], group.order, patches.plan.cells.shape[1]
     rows = dy.movedim(1, -1).reshape(patches.points, s, k_out)
-    sums = [
-        torch.zeros(rho.dim, patches.plan.cells.shape[1] * k_in, rho.dim * k_out, dtype=patches.dtype, device=dy.device)
-        for rho in irreps(group)
-    ]
-    for start, stop in patches.blocks():
-        x = patches.transformed(start, stop)  # (S, B, P K_in)
-        block = rows[start:stop].to(patches.dtype).transpose(0, 1).reshape(s, -1)
-        y = patches.matrix.mm(block).view(s, stop - start, k_out)
+    sums = [patches.hat.new_zeros(rho.dim, patches.cores, taps * k_in, rho.dim * k_out) for rho in irreps(group)]
+    for start, stop, cores in patches.blocks():
+        x = patches.transformed(start, stop, cores)  # (cores, S, B, P K_in)
+        block = rows[start:stop].to(patches.dtype).unflatten(0, (cores, -1)).transpose(1, 2).flatten(2)  # (cores, S, B K_out)
+        y = patches.matrix.expand(cores, s, s).bmm(block).unflatten(2, (-1, k_out))
         at = 0
         for w in sums:
             d = len(w)
             for i in range(at, at + patches.parts[d, at], d):
-                each = y[i : i + d].transpose(0, 1).reshape(-1, d * k_out)  # (B, d K_out)
+                each = y[:, i : i + d].transpose(1, 2).flatten(2)  # (cores, B, d K_out)
                 for j in range(d):
-                    w[j].addmm_(x[i + j].t(), each)
+                    w[j, :cores].baddbmm_(x[:, i + j].mT, each)
             at += patches.parts[d, at]
-    taps = patches.plan.cells.shape[1]
     total = torch.zeros(s, taps, k_in, k_out, dtype=patches.dtype, device=dy.device)
     for rho, w in zip(irreps(group), sums, strict=True):
         matrices = as_tensor(rho.matrices, w.device).to(w.dtype)
-        total += torch.einsum("lpiko,bkl->bpio", w.view(rho.dim, taps, k_in, rho.dim, k_out), matrices)
+        total += torch.einsum("lpiko,bkl->bpio", w.sum(1).view(rho.dim, taps, k_in, rho.dim, k_out), matrices)
     ordered = total.flatten(0, 1)[as_tensor(patches.plan.back, total.device)]  # (S P, K_in, K_out)
     return ordered.permute(2, 1, 0).to(weight.dtype).contiguous()
 
@@ -351,8 +352,10 @@ class _Patches:
         stride: tuple[int, ...],
         padding: tuple[int, ...],
         dilation: tuple[int, ...],
+        most: int = 1 << 30,
     ) -> None:
         self.plan = make_plan(group, kernel_size)
+        self.cores = min(torch.get_num_threads(), most) if planes.is_cpu else 1
         self.dtype = torch.promote_types(planes.dtype, torch.float32)
         padded = F.pad(planes, [p for p in reversed(padding) for _ in (0, 1)]) if any(padding) else planes
         rows = padded.movedim(1, -1).contiguous()  # (N, *X, S K_in)
@@ -373,9 +376,10 @@ class _Patches:
             first = (first[:, None] + torch.arange(n, device=planes.device) * (step * stride_)).flatten()
         self.first = first[:, None]  # (points, 1)
         self.matrix = as_tensor(self.plan.matrix, planes.device).to(self.dtype)
-        self.block = max(64, min(self.points, BLOCK.get(planes.device.type, 1 << 28) // (s * taps * self.k_in * 4)))
+        many = BLOCK.get(planes.device.type, 1 << 28) // (s * taps * self.k_in * 4)
+        self.block = min(max(128, many), -(-self.points // self.cores))  # points of a core
         # the same memory for every block: what is new takes longer to be had than to be filled
-        numbers = s * self.block * taps * self.k_in
+        numbers = s * self.cores * self.block * taps * self.k_in
         self.seen = planes.new_empty(numbers if planes.dtype == self.dtype else 0)
         self.hat = planes.new_empty(numbers, dtype=self.dtype)
         at, self.parts = 0, {}
@@ -383,20 +387,25 @@ class _Patches:
             self.parts[rho.dim, at] = rho.dim**2 // rho.kind
             at += rho.dim**2 // rho.kind
 
-    def blocks(self) -> list[tuple[int, int]]:
-        """(start, stop) of each block of points."""
-        return [(i, min(i + self.block, self.points)) for i in range(0, self.points, self.block)]
+    def blocks(self) -> Iterator[tuple[int, int, int]]:
+        """(start, stop, cores) of each block of points, as many for each core; what is left over at the end is for one."""
+        start, cores = 0, self.cores
+        while start < self.points:
+            count = min(self.block, (self.points - start) // cores)
+            count, cores = (count, cores) if count else (self.points - start, 1)
+            yield start, start + count * cores, cores
+            start += count * cores
 
-    def transformed(self, start: int, stop: int) -> Tensor:
-        """x^: (S, B, P K_in), until the next block."""
-        index = (self.first[start:stop] + self.offsets).flatten()  # (S, B, P)
+    def transformed(self, start: int, stop: int, cores: int) -> Tensor:
+        """x^: (cores, S, B, P K_in), until the next block."""
+        index = (self.first[start:stop].view(cores, 1, -1, 1) + self.offsets).flatten()  # (cores, S, B, P)
         numbers, s = len(index) * self.k_in, len(self.matrix)
         if len(self.seen):
             seen = torch.index_select(self.rows, 0, index, out=self.seen[:numbers].view(-1, self.k_in))
         else:
             seen = self.rows.index_select(0, index).to(self.dtype)
-        hat = torch.mm(self.matrix, seen.view(s, -1), out=self.hat[:numbers].view(s, -1))
-        return hat.view(s, stop - start, -1)
+        matrix, hat = self.matrix.expand(cores, s, s), self.hat[:numbers].view(cores, s, -1)
+        return torch.bmm(matrix, seen.view(cores, s, -1), out=hat).view(cores, s, (stop - start) // cores, -1)
 
 
 def _insert_zeros(
