@@ -264,11 +264,9 @@ def _correlate(group: Group, planes: Tensor, weight: Tensor, *geometry: tuple[in
         narrow = suits and _fused().seconds(group, planes.dtype, *sizes) < _seconds(group, planes.dtype, *sizes)[0]
         found: Tensor = (_fused() if narrow else _triton()).correlate(group, planes, weight, *geometry, adjoint=adjoint)
         return found
-    if adjoint:
-        weight = weight.transpose(0, 1).index_select(2, as_tensor(make_plan(group, geometry[0]).adjoint, weight.device))
     patches = _Patches(group, planes, *geometry)
-    k_out, s = weight.shape[0], group.order
-    filters = _transform_filters(group, weight.to(patches.dtype), patches.plan)
+    k_out, s = weight.shape[1 if adjoint else 0], group.order
+    filters = _transform_filters(group, weight.to(patches.dtype), patches.plan, adjoint)
     result, out = empty_planes(planes, patches.size, s, k_out)
     products = planes.new_empty(s * patches.cores * patches.block * k_out, dtype=patches.dtype)
     for start, stop, cores in patches.blocks():
@@ -309,24 +307,30 @@ def _weight_gradient(group: Group, planes: Tensor, dy: Tensor, weight: Tensor, *
                 for j in range(d):
                     w[j, :cores].baddbmm_(x[:, i + j].mT, each)
             at += patches.parts[d, at]
-    total = torch.zeros(s, taps, k_in, k_out, dtype=patches.dtype, device=dy.device)
-    for rho, w in zip(irreps(group), sums, strict=True):
-        matrices = as_tensor(rho.matrices, w.device).to(w.dtype)
-        total += torch.einsum("lpiko,bkl->bpio", w.sum(1).view(rho.dim, taps, k_in, rho.dim, k_out), matrices)
-    ordered = total.flatten(0, 1)[as_tensor(patches.plan.back, total.device)]  # (S P, K_in, K_out)
+    hat = torch.cat([w.sum(1).unflatten(2, (len(w), k_out)).transpose(1, 2).flatten(0, 1) for w in sums]).flatten(1)
+    total = _matrices_of(group, hat).t().mm(hat).view(s * taps, k_in, k_out)
+    ordered = total.index_select(0, as_tensor(patches.plan.back, total.device))  # (S P, K_in, K_out)
     return ordered.permute(2, 1, 0).to(weight.dtype).contiguous()
 
 
-def _transform_filters(group: Group, weight: Tensor, plan: Plan) -> list[Tensor]:
-    """(K_out, K_in, S P) to one (d, P K_in, d K_out) for each irreducible representation."""
-    s, taps = plan.orbit.shape
-    turned = weight[:, :, as_tensor(plan.orbit.ravel(), weight.device)].unflatten(2, (s, taps))  # w~_v(b): (K_out, K_in, S, P)
-    found = []
+def _transform_filters(group: Group, weight: Tensor, plan: Plan, adjoint: bool) -> list[Tensor]:
+    """(K_out, K_in, S P) to one (d, P K_in, d K_out) for each irreducible representation; of the adjoint, with its K."""
+    order = plan.adjoint[plan.orbit] if adjoint else plan.orbit
+    rows = weight.permute(2, 0, 1) if adjoint else weight.permute(2, 1, 0)
+    turned = rows.contiguous().index_select(0, as_tensor(order.ravel(), weight.device))  # w~_v(b): (S P, K_in, K_out)
+    hat = _matrices_of(group, weight).mm(turned.view(group.order, -1)).unflatten(1, (-1, turned.shape[2]))  # (l k, P K_in, K_out)
+    found, at = [], 0
     for rho in irreps(group):
-        matrices = as_tensor(rho.matrices, weight.device).to(weight.dtype)  # (S, k, l)
-        w = torch.einsum("oibp,bkl->lpiko", turned, matrices)
-        found.append(w.reshape(rho.dim, taps * weight.shape[1], rho.dim * weight.shape[0]))
+        d = rho.dim
+        found.append(hat[at : at + d * d].unflatten(0, (d, d)).transpose(1, 2).flatten(2))
+        at += d * d
     return found
+
+
+def _matrices_of(group: Group, like: Tensor) -> Tensor:
+    """(sum of d^2, S): for each representation, rows (l, k) of the numbers rho(b)[k, l]."""
+    rows = [rho.matrices.transpose(2, 1, 0).reshape(rho.dim**2, -1) for rho in irreps(group)]
+    return as_tensor(np.concatenate(rows), like.device).to(like.dtype)
 
 
 def empty_planes(like: Tensor, size: Sequence[int], s: int, k: int) -> tuple[Tensor, Tensor]:
@@ -352,6 +356,7 @@ class _Patches:
         stride: tuple[int, ...],
         padding: tuple[int, ...],
         dilation: tuple[int, ...],
+        *,
         most: int = 1 << 30,
     ) -> None:
         self.plan = make_plan(group, kernel_size)
