@@ -247,13 +247,19 @@ def speed() -> str:
     for row in record("2026-11-15_speed_cpu", "compiled")["rows"]:
         compiled.setdefault(row["case"], {})[row["candidate"]] = row["ms"]
     beside = ", ".join(f"{case} {ms['gcnn compiled'] / ms['planar compiled']:.2f}" for case, ms in compiled.items())
+    other: dict[str, dict[str, float]] = {}
+    for row in record("2026-11-15_speed_cpu", "speed_other_machine")["rows"]:
+        if row["mode"] == "train" and row["case"] in ("p4 K=10 28px", "p4 K=32 28px", "p4m K=11 32px", "p4m K=23 16px"):
+            other.setdefault(row["candidate"], {})[row["case"]] = row["ms"]
+    lost = [f"{case} {escnn / other['gcnn'][case]:.2f}" for case, escnn in other["escnn"].items()]
     built = {k: v for k, v in r["construction"].items() if "ResNet44" in k}
     words = ", ".join(f"{k.split(', ')[1]} {v:.2f} s" for k, v in built.items())
     rows.append("")
     rows.append(
         f"Time as a multiple of the bound, float32, median of interleaved rounds; {r['device']}, torch {r['torch']}. Well "
         "below 1 is the Fourier algorithm, which needs fewer multiplications than a planar convolution of the same shape; a few "
-        f"percent to either side are noise. Compiled by torch.compile, as a multiple of the planar twin compiled: {beside}. "
+        "percent to either side are noise. How much channels last gain, which the peers do not use, depends on the machine: on "
+        f"another one escnn took, as a multiple of gcnn's time, {', '.join(lost)}. Compiled by torch.compile, as a multiple of the planar twin compiled: {beside}. "
         f"Building the layers of a p4m ResNet44: {words}. Record: "
         "`benchmarks/records/2026-11-15_speed_cpu`."
     )

@@ -128,12 +128,12 @@ def _seconds(
 def pays(group: Group, k_in: int, k_out: int, taps: int, points: int) -> bool:
     """Whether the Fourier algorithm is the faster one on a CPU, by a model of the two.
 
-    A multiplication of either costs the same; besides, every number of a patch is gathered at the price of about 110 of them
-    (more in runs of fewer than 8) and transformed at that of 4 S, and every number of the result is transformed back. The
+    A multiplication of either costs the same; besides, every number of a patch is gathered at the price of about 122 of them
+    (more in runs of fewer than 16) and transformed at that of 1.2 S, and every number of the result is transformed back. The
     filters' transform is small beside 256 points and more.
     """
     saved = (group.order**2 - 1.1 * multiplications(group)) * k_out
-    price = 110 + 4 * group.order + max(0.0, 800 / k_in - 100)
+    price = 122 + 1.2 * group.order + max(0.0, 1200 / k_in - 75)
     moved = price * group.order * (1 + 1.3 * k_out / (taps * k_in))
     return points >= 256 and saved > moved
 
