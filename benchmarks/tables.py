@@ -259,7 +259,8 @@ def speed() -> str:
         f"Time as a multiple of the bound, float32, median of interleaved rounds; {r['device']}, torch {r['torch']}. Well "
         "below 1 is the Fourier algorithm, which needs fewer multiplications than a planar convolution of the same shape; a few "
         "percent to either side are noise. How much channels last gain, which the peers do not use, depends on the machine: on "
-        f"another one escnn took, as a multiple of gcnn's time, {', '.join(lost)}. Compiled by torch.compile, as a multiple of the planar twin compiled: {beside}. "
+        f"another one escnn took, as a multiple of gcnn's time, {', '.join(lost)}. "
+        f"Compiled by torch.compile, as a multiple of the planar twin compiled: {beside}. "
         f"Building the layers of a p4m ResNet44: {words}. Record: "
         "`benchmarks/records/2026-11-15_speed_cpu`."
     )
