@@ -228,7 +228,8 @@ from gcnn.train import Config, train
 torch.set_num_threads(1)
 whole = digits()
 data = Dataset("small", whole.train[:193], whole.test[:100], whole.classes)  # the last batch has one image: one process has none
-train(Config(epochs=2, batch_size=64, channels=3, lr=1e-4, sync_norm=True), sys.argv[1], progress=False, data=data)
+config = Config(epochs=3, batch_size=64, channels=3, lr=1e-4, sync_norm=True, sharpness=0.05, sharp_epochs=1)
+train(config, sys.argv[1], progress=False, data=data)
 torch.distributed.destroy_process_group()
 """
 
@@ -241,7 +242,7 @@ def test_two_processes_learn_as_one(small: Dataset, tmp_path: Path) -> None:
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     two = load_run(tmp_path / "two")
-    config = dataclasses.replace(TINY, epochs=2, lr=1e-4)
+    config = dataclasses.replace(TINY, epochs=3, lr=1e-4, sharpness=0.05, sharp_epochs=1)
     small = dataclasses.replace(small, train=small.train[:193])
     one, other = train(config, progress=False, data=small), train(dataclasses.replace(config, seed=1), progress=False, data=small)
     for a, b in zip(two.history, one.history, strict=True):
