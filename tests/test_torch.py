@@ -160,7 +160,8 @@ def test_what_compilers_see_of_a_correlation(layer: GConv, channels: tuple[int, 
             assert set(found.values()) == {"SUCCESS"}
             expected = torch.autograd.grad(layer(x), layer.weight, from_planes(dy, layer.group.order, layer.groups))[0]
             gradient = torch.ops.gcnn.correlate_backward(*backward)[1]
-            torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-4)
+            # sums of up to 33,000 products, in another order
+            torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=3e-6 * float(expected.abs().max()))
 
 
 def test_compiled_layers_take_the_faster_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
