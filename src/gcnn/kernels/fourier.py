@@ -283,7 +283,7 @@ def _correlate(group: Group, planes: Tensor, weight: Tensor, *geometry: tuple[in
                     y[i : i + d] = each.unflatten(2, (d, k_out)).movedim(2, 0)
             at += patches.parts[d, at]
         back = patches.matrix.t().expand(cores, s, s).bmm(y.flatten(2).transpose(0, 1))  # (cores, S, B K_out)
-        out[start:stop] = back.unflatten(2, (-1, k_out)).transpose(1, 2).flatten(0, 1)
+        out[start:stop].unflatten(0, (cores, -1)).copy_(back.unflatten(2, (-1, k_out)).transpose(1, 2))
     return result
 
 
