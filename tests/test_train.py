@@ -402,6 +402,9 @@ def test_runs_on_whitened_images_take_no_plain_ones(small: Dataset) -> None:
         ({"keep": "best"}, "keep best takes images to choose by: hold some out with validation"),
         ({"reestimate": "maybe"}, "reestimate must be one of eval, train, no, got 'maybe'"),
         ({"dropout": 1.0}, "dropout must be below 1, got 1.0"),
+        ({"sharpness": -1.0}, "sharpness must be a distance, at least 0, got -1.0"),
+        ({"sharpness": 0.1, "sharp_epochs": 99}, "sharp_epochs must be at least 0 and at most the 20 epochs, got 99"),
+        ({"sharp_epochs": 8}, "sharp_epochs is 8, and sharpness 0: set sharpness, 0.1 for example, or sharp_epochs to 0"),
         ({"widths": 3}, "widths must be of type tuple, got 3"),
     ],
 )

@@ -128,6 +128,10 @@ class Config:
             raise ValueError(f"sharpness must be a distance, at least 0, got {self.sharpness}")
         if not 0 <= self.sharp_epochs <= self.epochs:
             raise ValueError(f"sharp_epochs must be at least 0 and at most the {self.epochs} epochs, got {self.sharp_epochs}")
+        if self.sharp_epochs and not self.sharpness:
+            raise ValueError(
+                f"sharp_epochs is {self.sharp_epochs}, and sharpness 0: set sharpness, 0.1 for example, or sharp_epochs to 0"
+            )
         if self.shift < 0:
             raise ValueError(f"shift must be a number of pixels, at least 0, got {self.shift}")
         if not 0 <= self.warmup < self.epochs:
