@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from common import every_group, feature_map, some_groups
-from gcnn import GROUPS, Group, Oh, p4, p4m, p6m
+from gcnn import GROUPS, Group, O, Oh, p4, p4m, p6m
 from gcnn.functional import gcorr
 from gcnn.irreps import fourier_matrix, irreps, irreps_of_table, multiplications
-from gcnn.kernels.fourier import pays
+from gcnn.kernels.fourier import Algorithm, pays
 from gcnn.nn import GConv, LiftConv
 from gcnn.testing import equivariance_error
 
@@ -164,6 +164,25 @@ def test_the_fourier_algorithm_is_equivariant_in_float32(group: Group) -> None:
     torch.manual_seed(0)
     conv = GConv(group, 6, 6, 3, padding=1, algorithm="fourier") if group.order > 1 else GConv(group, 6, 6, 3, padding=1)
     assert equivariance_error(conv, group, feature_map(group, channels=6, dtype=torch.float32)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("group", "channels", "size"), [(p4m, 8, 16), (p4, 16, 28), (p6m, 4, 15), (O, 2, 8), (Oh, 1, 8)], ids=str
+)
+def test_float32_is_as_exact_as_with_the_planar_algorithm(group: Group, channels: int, size: int) -> None:
+    torch.manual_seed(0)
+    conv = GConv(group, channels, channels, 3, padding=1, bias=False).double()
+    x, dy = torch.randn(2, 4, channels, group.order, *(size,) * group.dim)
+
+    def run(algorithm: Algorithm, dtype: torch.dtype) -> list[torch.Tensor]:
+        conv.algorithm = algorithm
+        layer, x_ = conv.to(dtype), x.to(dtype).requires_grad_()
+        y = layer(x_)
+        return [y.detach(), *torch.autograd.grad(y, [x_, layer.weight], dy.to(dtype))]
+
+    exact, planar, fourier = run("planar", torch.double), run("planar", torch.float), run("fourier", torch.float)
+    for e, p, f in zip(exact, planar, fourier, strict=True):
+        assert (f - e).norm() < 2 * (p - e).norm() + 1e-7 * e.norm()
 
 
 def test_gradients_of_gradients() -> None:

@@ -305,12 +305,24 @@ def _weight_gradient(group: Group, planes: Tensor, dy: Tensor, weight: Tensor, *
             for i in range(at, at + patches.parts[d, at], d):
                 each = y[:, i : i + d].transpose(1, 2).flatten(2)  # (cores, B, d K_out)
                 for j in range(d):
-                    w[j, :cores].baddbmm_(x[:, i + j].mT, each)
+                    _add_products(w[j, :cores], x[:, i + j], each)
             at += patches.parts[d, at]
     hat = torch.cat([w.sum(1).unflatten(2, (len(w), k_out)).transpose(1, 2).flatten(0, 1) for w in sums]).flatten(1)
     total = _matrices_of(group, hat).t().mm(hat).view(s * taps, k_in, k_out)
     ordered = total.index_select(0, as_tensor(patches.plan.back, total.device))  # (S P, K_in, K_out)
     return ordered.permute(2, 1, 0).to(weight.dtype).contiguous()
+
+
+def _add_products(total: Tensor, x: Tensor, y: Tensor) -> None:
+    """Adds x^T y to the total, for each core.
+
+    With few columns a BLAS adds up all rows one after the other, which is less exact than a convolution's sums: 128 at a time.
+    """
+    if y.shape[2] >= 16:
+        total.baddbmm_(x.mT, y)
+        return
+    for some, others in zip(x.split(128, 1), y.split(128, 1), strict=True):
+        total += some.mT.bmm(others)
 
 
 def _transform_filters(group: Group, weight: Tensor, plan: Plan, adjoint: bool) -> list[Tensor]:
