@@ -10,15 +10,16 @@ import copy
 import functools
 import operator
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from gcnn import lattice
 from gcnn.groups import Group, p6m
 from gcnn.layout import spread
+from gcnn.newgraph import NewGraph, Value, alike, plain, same_domain
 from gcnn.nn import (
     CosetPool,
     GAdaptiveAvgPool,
@@ -47,40 +48,12 @@ from gcnn.pointwise import (
 )
 
 
-class Value(NamedTuple):
-    """A value of the new network: a tensor as it was, or the planes (N, S K, *X) of a map."""
-
-    x: Any
-    elements: int | None = None
-    """S, if these are planes."""
-    channels: int | None = None
-    """K, if these are planes and it is known."""
-    rank: int | None = None
-    """Axes of what the old network has here, if known: d + 3 for a map, d + 2 for an image."""
-    lattice: Group | None = None
-    """A group of a hexagonal lattice, outside whose domain the old network has zeros here."""
-    clean: bool = False
-    """Whether they are zeros here too; if not, they are garbage that is to be cleared before anything reads it."""
-    like: fx.Node | None = None
-    """A node whose space is as large."""
-
-    def into(self, x: Any, same_size: bool = True, **changes: Any) -> Value:
-        """What was computed from this value."""
-        return self._replace(x=x, like=(self.like or self.x.node) if same_size else None, **changes)
-
-
-class Planar:
-    """Rebuilds a traced graph node by node; maps stay planes until something else than a pointwise function asks for them.
-
-    Values are proxies of torch.fx: what is done to them here is written into the new graph.
-    """
+class Planar(NewGraph):
+    """Rebuilds a traced graph node by node; maps stay planes until something else than a pointwise function asks for them."""
 
     def __init__(self, model: nn.Module, graph: fx.Graph, ranks: dict[str, int]) -> None:
-        self.model, self.old, self.graph, self.ranks = model, graph, fx.Graph(), ranks
-        self.root, self.tracer = nn.Module(), fx.proxy.GraphAppendingTracer(self.graph)
-        self.values: dict[fx.Node, Value] = {}
-        self.domains: dict[Any, Any] = {}
-        self.like = next(model.parameters(), torch.empty(0))  # for constants of our own
+        super().__init__(next(model.parameters(), torch.empty(0)))
+        self.model, self.old, self.ranks = model, graph, ranks
 
     def build(self) -> fx.GraphModule:
         """The new network."""
@@ -123,13 +96,13 @@ class Planar:
             parts = [self._value(t) for t in tensors]
             elements = parts[0].elements
             if dim == 1 and elements is not None and all(p.elements == elements for p in parts):  # the K of each element
-                first, *others = parts if _alike(parts) else [self._clean(p) for p in parts]
+                first, *others = parts if alike(parts) else [self._clean(p) for p in parts]
                 by_element = [p.x.unflatten(1, (elements, -1)) for p in (first, *others)]
                 known = [p.channels for p in parts if p.channels is not None]
                 return first.into(
                     torch.cat(by_element, 2).flatten(1, 2),
                     channels=sum(known) if len(known) == len(parts) else None,
-                    lattice=first.lattice if _alike(parts) else None,
+                    lattice=first.lattice if alike(parts) else None,
                     clean=all(p.clean for p in parts),
                 )
         return self._copied(node, node.target in POINTWISE_FUNCTIONS)
@@ -145,7 +118,7 @@ class Planar:
         if not pointwise or len(kinds) != 1 or not alone or inputs[0].elements is None:
             return self._proxy(self.graph.node_copy(node, lambda n: self._settled(n).node))
         tensors = all(isinstance(a, fx.Node) for a in node.args[:2])
-        keeps = _alike(inputs) and (node.target in KEEP_ZERO or (node.target in KEEP_ZERO_OF_TWO and tensors))
+        keeps = alike(inputs) and (node.target in KEEP_ZERO or (node.target in KEEP_ZERO_OF_TWO and tensors))
         if not keeps:
             inputs = [self._clean(v) for v in inputs]
         nodes = {n: v.x.node for n, v in zip(node.all_input_nodes, inputs, strict=True)}
@@ -209,9 +182,9 @@ class Planar:
             device="meta",
             **options,
         )
-        made.weight = nn.Parameter(_plain(module._bank()))
+        made.weight = nn.Parameter(plain(module._bank()))
         if module.bias is not None:
-            made.bias = nn.Parameter(_plain(spread(module.bias, group.order, groups)))
+            made.bias = nn.Parameter(plain(spread(module.bias, group.order, groups)))
         y = self._insert(name, made, planes)
         kind: dict[str, Any] = {"rank": group.dim + 3, "lattice": None if group.fills_box else group, "clean": False}
         if groups == 1:
@@ -222,9 +195,9 @@ class Planar:
     def _linear(self, name: str, module: GLinear, v: Value) -> Value:
         order = module.group.order
         made = nn.Linear(module.in_channels * order, module.out_channels * order, module.bias is not None, device="meta")
-        made.weight = nn.Parameter(_plain(module._bank().flatten(1)))
+        made.weight = nn.Parameter(plain(module._bank().flatten(1)))
         if module.bias is not None:
-            made.bias = nn.Parameter(_plain(spread(module.bias, order)))
+            made.bias = nn.Parameter(plain(spread(module.bias, order)))
         y = self._insert(name, made, self._map(v).transpose(-2, -1).flatten(-2))
         return Value(y.unflatten(-1, (order, module.out_channels)).transpose(-2, -1), rank=v.rank)
 
@@ -238,9 +211,9 @@ class Planar:
             return v.into(self._function(F.batch_norm, v.x, *constants, eps=module.eps))
         kind: Any = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[module.group.dim - 1]
         made = kind(module.num_features * v.elements, module.eps, affine=module.affine)
-        made.running_mean, made.running_var = (_plain(spread(n, v.elements)) for n in numbers[:2])
+        made.running_mean, made.running_var = (plain(spread(n, v.elements)) for n in numbers[:2])
         if module.affine:
-            made.weight, made.bias = (nn.Parameter(_plain(spread(n, v.elements))) for n in numbers[2:])
+            made.weight, made.bias = (nn.Parameter(plain(spread(n, v.elements))) for n in numbers[2:])
         return v.into(self._insert(name, made, v.x))
 
     def _layer_norm(self, name: str, module: GLayerNorm, v: Value) -> Value:
@@ -261,7 +234,7 @@ class Planar:
     def _masked(self, name: str, module: GModule | GBatchNorm, v: Value) -> Value:
         """The input of a norm that, where it lies on a hexagonal lattice, puts zeros outside its domain."""
         group = module.group
-        v = v if v.lattice is not None and _same_domain(v.lattice, group) else self._clean(v)
+        v = v if v.lattice is not None and same_domain(v.lattice, group) else self._clean(v)
         if group.fills_box:
             return v._replace(lattice=None, clean=False)
         if v.rank is None:
@@ -383,7 +356,7 @@ class Planar:
 
     def _subsample(self, name: str, module: GSubsample, v: Value) -> Value:
         group = module.group
-        v = v if v.lattice is not None and _same_domain(v.lattice, group) else self._clean(v)
+        v = v if v.lattice is not None and same_domain(v.lattice, group) else self._clean(v)
         if module.subgroup is not None:
             kept = self._by_element(v, group.order).index_select(1, self._constant(torch.tensor(module.subgroup)))
             v = v.into(kept.flatten(1, 2), elements=len(module.subgroup))
@@ -431,45 +404,7 @@ class Planar:
         ChannelDropout: _same,
     }
 
-    # --- hexagonal lattices ----------------------------------------------------------------------------------------------------
-
-    def _domain(self, group: Group, v: Value) -> Any:
-        """The mask of the hexagon, as `gcnn.lattice.domain_mask` gives it, for whatever size the network meets."""
-        key = (group.oblique, v.like or v.x.node)
-        if key not in self.domains:
-            mask: Any = None
-            for i, row in group.oblique:
-                half = v.x.size(i - group.dim) // 2
-                along: Any = 0
-                for j, m in enumerate(row):
-                    if m:  # one cell too many for an even size, which has no centre: an error, not a wrong answer
-                        u = self._function(torch.arange, -half, half + 1, device=v.x.device)
-                        along = along + m * u.view([-1 if k == j else 1 for k in range(group.dim)])
-                inside = along.abs() <= half
-                mask = inside if mask is None else mask & inside
-            self.domains[key] = mask
-        return self.domains[key]
-
-    def _fill(self, v: Value, group: Group, value: float = 0.0) -> Any:
-        """`v` with this value outside the domain of the group."""
-        if not (v.lattice is not None and _same_domain(v.lattice, group)):
-            v = self._clean(v)
-        if group.fills_box:
-            return v.x
-        return torch.where(self._domain(group, v), v.x, value)
-
-    def _clean(self, v: Value) -> Value:
-        """With zeros wherever the old network has them."""
-        if v.lattice is None or v.clean:
-            return v
-        return v.into(self._fill(v, v.lattice), clean=True)
-
-    def _inside(self, v: Value, group: Group) -> Value:
-        """With zeros outside the domain of the group."""
-        v = self._clean(v)
-        if group.fills_box or (v.lattice is not None and _same_domain(v.lattice, group)):
-            return v
-        return v.into(self._fill(v, group), lattice=group, clean=True)
+    # --- functions of the lattice ----------------------------------------------------------------------------------------------
 
     def _to_hexagonal(self, image: Any, size: int | None = None, spacing: float | None = None) -> Value:
         """`gcnn.lattice.to_hexagonal` for whatever size of image the network meets."""
@@ -524,83 +459,6 @@ class Planar:
     def _larger(self, a: Any, b: Any) -> Any:
         """The larger of two numbers, the first of them known only when the network runs."""
         return (a + b + self._function(abs, a - b)) / 2
-
-    # --- the new graph ---------------------------------------------------------------------------------------------------------
-
-    def _value(self, node: Any) -> Value:
-        return self.values[node] if isinstance(node, fx.Node) else Value(node)
-
-    def _map(self, v: Value) -> Any:
-        """As the old network has it: a map (N, K, S, *X) is a view of its planes."""
-        x = self._clean(v).x
-        return x if v.elements is None else x.unflatten(1, (v.elements, -1)).transpose(1, 2)
-
-    def _mapped(self, arguments: Any) -> Any:
-        return fx.map_arg(arguments, lambda n: self._settled(n).node)
-
-    def _settled(self, node: fx.Node) -> Any:
-        """A value as the old network has it; cleared for good, since what asks for it may change it in place."""
-        self.values[node] = self._clean(self.values[node])
-        return self._map(self.values[node])
-
-    def _planes(self, v: Value, elements: int, groups: int = 1) -> Any:
-        """As planes (N, S K, *X), for a grouped convolution group by group."""
-        if v.elements == elements and groups == 1:
-            return v.x
-        x = v.x if v.elements is None else v.x.unflatten(1, (v.elements, -1)).transpose(1, 2)
-        if groups == 1:
-            return x.transpose(1, 2).flatten(1, 2)
-        return x.unflatten(1, (groups, -1)).transpose(2, 3).flatten(1, 3)
-
-    def _by_element(self, v: Value, elements: int) -> Any:
-        """As (N, S, K, *X)."""
-        return v.x.transpose(1, 2) if v.elements is None else v.x.unflatten(1, (elements, -1))
-
-    def _sorted(self, by_element: Any, members: list[list[int]]) -> Any:
-        """(N, S, ...) to (N, cosets, members, ...)."""
-        sorted_ = by_element.index_select(1, self._constant(torch.tensor(members).flatten()))
-        return sorted_.unflatten(1, (len(members), -1))
-
-    def _proxy(self, node: fx.Node) -> Any:
-        return fx.Proxy(node, self.tracer)
-
-    def _function(self, target: Any, *args: Any, **kwargs: Any) -> Any:
-        return self.tracer.create_proxy("call_function", target, args, kwargs)
-
-    def _constant(self, value: Any) -> Any:
-        name = f"constant_{sum(1 for _ in self.root.buffers(recurse=False))}"
-        self.root.register_buffer(name, _plain(value).to(self.like.device))
-        return self._proxy(self.graph.get_attr(name))
-
-    def _insert(self, name: str, module: nn.Module, *inputs: Any) -> Any:
-        """A call of `module` under its old name, or one like it where that is taken: a layer may serve several kinds of maps."""
-        place = self.root
-        *path, last = name.split(".")
-        for part in path:
-            if not hasattr(place, part):
-                place.add_module(part, nn.Module())
-            place = getattr(place, part)
-        while hasattr(place, last):
-            last += "_again"
-        place.add_module(last, module)
-        return self._proxy(self.graph.call_module(".".join([*path, last]), tuple(x.node for x in inputs)))
-
-
-def _plain(numbers: Tensor | None) -> Tensor:
-    assert numbers is not None
-    return numbers.detach().clone()
-
-
-def _same_domain(a: Group, b: Group) -> bool:
-    return set(a.oblique) == set(b.oblique)
-
-
-def _alike(values: list[Value]) -> bool:
-    """Whether all are zero outside one domain, or none is known to be."""
-    first = values[0].lattice
-    if first is None:
-        return all(v.lattice is None for v in values)
-    return all(v.lattice is not None and _same_domain(v.lattice, first) for v in values)
 
 
 def _keeps_size(module: Any) -> bool:
