@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gcnn import Oh, line, p4, p4m, p6, p6m, pm
+from gcnn.functional import correlate, planar_gcorr, transform_filter
 from gcnn.nn import (
     CosetPool,
     GAdaptiveAvgPool,
@@ -26,6 +27,7 @@ from gcnn.nn import (
     LiftConv,
     Restrict,
 )
+from gcnn.pooling import adaptive_avg_pool, upsample
 
 
 def zeros(*shape: int) -> Tensor:
@@ -33,6 +35,38 @@ def zeros(*shape: int) -> Tensor:
 
 
 ONE: Any = 1  # where something else belongs
+MIXED = r"must be equal along axes \(0, 1\), which p4 mixes"
+FUNCTIONS: list[tuple[Callable[[], Any], str]] = [
+    (lambda: upsample(p4, zeros(1, 1, 4, 4, 4), scale_factor=(2, 3)), r"upsample: scale_factor \(=\(2, 3\)\) " + MIXED),
+    (lambda: upsample(p4, zeros(1, 1, 4, 4, 4), size=(8, 12)), r"upsample: size \(=\(8, 12\)\) " + MIXED),
+    (lambda: adaptive_avg_pool(p4, zeros(1, 1, 4, 6, 6), (2, 3)), r"adaptive_avg_pool: output_size \(=\(2, 3\)\) " + MIXED),
+    (
+        lambda: correlate(p4, zeros(1, 2, 4, 6, 6), zeros(1, 2, 36), None, (3, 3), stride=(1, 2)),
+        r"correlate: stride \(=\(1, 2\)\) " + MIXED,
+    ),
+    (
+        lambda: correlate(p4, zeros(1, 2, 4, 6, 6), zeros(1, 2, 16), None, (2, 2), padding="same"),
+        r'padding "same" with a kernel of even size \(2, 2\) favours one side',
+    ),
+    (
+        lambda: planar_gcorr(p4, zeros(1, 2, 4, 6, 6), transform_filter(p4, zeros(1, 2, 16), (2, 2)), padding="same"),
+        r'padding "same" with a kernel of even size \(2, 2\) favours one side',
+    ),
+    (
+        lambda: planar_gcorr(p4, zeros(1, 2, 4, 6, 6), transform_filter(p4, zeros(1, 2, 36), (3, 3)), padding=(1, 0)),
+        r"planar_gcorr: padding \(=\(1, 0\)\) " + MIXED,
+    ),
+    (lambda: GMaxPool(p6, 5)(zeros(1, 1, 6, 3, 3)), r"a window of \(5, 5\) cells does not fit a map of \(3, 3\)"),
+    (lambda: GUpsample(p6, scale_factor=2, mode="linear", align_corners=True), r'with mode="linear" alone'),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), FUNCTIONS)
+def test_functions_refuse_what_breaks_the_symmetry(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
 AT_CONSTRUCTION: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: GConv(16, 32, 3, 1), TypeError, r"GConv: expected a Group as the first argument, such as gcnn.p4m, got 16"),  # type: ignore[arg-type]
     (lambda: LiftConv("p4", 1, 2, 3), TypeError, r"LiftConv: expected a Group as the first argument, .* got 'p4'"),  # type: ignore[arg-type]

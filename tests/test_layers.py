@@ -150,6 +150,19 @@ def test_restriction_is_equivariant_to_the_subgroup(group: Group) -> None:
         assert sorted(restrict(x).flatten().tolist()) == sorted(x.flatten().tolist())  # nothing lost
 
 
+@pytest.mark.parametrize("group", [g for g in ALL if g.order > 3], ids=str)
+def test_a_named_subgroup_keeps_the_order_of_its_elements(group: Group) -> None:
+    torch.manual_seed(0)
+    for h in GROUPS.values():
+        if h.metric != group.metric or not set(h.matrices) < set(group.matrices):
+            continue
+        lift, restrict, subsample = LiftConv(group, 2, 1, 3).double(), Restrict(group, h), GSubsample(group, 1, h)
+        assert restrict.out_group is subsample.out_group is h
+        if group.elements_of(h) != group.check_subgroup(h):
+            assert_equivariant(nn.Sequential(lift, restrict), h, image(group), 1e-12)
+            assert_equivariant(nn.Sequential(lift, subsample), h, image(group), 1e-12)
+
+
 @every_group
 def test_subsampling_is_equivariant_to_the_subgroup(group: Group) -> None:
     h = middle_subgroup(group)
@@ -336,6 +349,26 @@ def test_batch_norm_has_one_statistic_a_map(group: Group) -> None:
     torch.testing.assert_close(z, (inside - inside.mean(1, True)) / (inside.var(1, False, keepdim=True) + 1e-5).sqrt())
     assert y.equal(mask_outside(group, y))
     assert [tuple(v.shape) for v in norm.state_dict().values()] == [(3,), (3,), (3,), (3,), ()]
+
+
+@every_group
+@pytest.mark.parametrize("channels", [1, 2])
+def test_batch_norm_has_the_gradients_of_its_formula(group: Group, channels: int) -> None:
+    torch.manual_seed(0)
+    x = GConv(group, 2, channels, 3, padding=1).double()(feature_map(group, n=3)).detach()  # as convolutions leave it in memory
+    norm, grad = trained(GBatchNorm(group, channels)).double(), torch.randn(x.shape, dtype=torch.float64)
+    cells, channel = domain_mask(group, x.shape[-group.dim :]).flatten(), (-1, 1, 1)
+    found = []
+    for formula in (False, True):
+        leaf = x.clone(memory_format=torch.preserve_format).requires_grad_()
+        y = (leaf if formula else norm(leaf)).flatten(-group.dim)[..., cells]  # (N, K, S, cells)
+        if formula:
+            var, mean = torch.var_mean(y, (0, 2, 3), correction=0, keepdim=True)
+            y = (y - mean) / (var + norm.eps).sqrt() * norm.weight.view(channel) + norm.bias.view(channel)
+        seen = grad.flatten(-group.dim)[..., cells]
+        found.append((y, *torch.autograd.grad(y, [leaf, norm.weight, norm.bias], seen)))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
 def test_batch_norm_follows_torch_in_its_options() -> None:

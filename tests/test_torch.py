@@ -5,12 +5,15 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import weight_norm
@@ -19,7 +22,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from common import feature_map, image, some_groups
 from gcnn import D3, GROUPS, Group, Oh, linem, p4, p4m, p6m
 from gcnn.functional import coset_pool, gcorr, transform_filter
-from gcnn.kernels import fourier
+from gcnn.kernels import fourier, planar
 from gcnn.layout import from_planes, to_planes
 from gcnn.nn import (
     CosetPool,
@@ -506,6 +509,66 @@ def test_norms_whose_statistics_were_taken_away_do_as_torchs(gone: tuple[str, ..
         if not gone:
             norm.track_running_stats = False
     torch.testing.assert_close(ours(x), theirs(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    """This process as the only one of a group."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(("group", "n"), [(p4, 5), (p4, 2), (linem, 3), (p6m, 4), (Oh, 4)], ids=str)
+def test_statistics_over_processes_of_functions_on_the_group(alone: None, group: Group, n: int) -> None:
+    one, other = GBatchNorm(group, 3), GBatchNorm(group, 3)
+    one.sync = True
+    for x in (torch.rand(n, 3, group.order), feature_map(group, 3, n=n, dtype=torch.float32)):
+        torch.testing.assert_close(one(x), other(x), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(one.running_var, other.running_var, rtol=1e-5, atol=1e-6)
+
+
+def test_a_norm_over_processes_works_in_one() -> None:
+    norm = GBatchNorm(p4, 3)
+    x, norm.sync = torch.rand(2, 3, 4, 5, 5), True
+    torch.testing.assert_close(norm(x), GBatchNorm(p4, 3)(x))
+
+
+def test_norms_refuse_other_numbers_than_their_own() -> None:
+    with pytest.raises(ValueError, match=r"GBatchNorm\(p4, 3\): expected floating point numbers, got torch.int64"):
+        GBatchNorm(p4, 3)(torch.ones(2, 3, 4, 5, 5, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"GLayerNorm\(p4, 3\): expected floating point numbers"):
+        GLayerNorm(p4, 3)(torch.ones(2, 3, 4, 5, 5, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"of its own dtype torch.float32, got torch.float64"):
+        GBatchNorm(p4, 3)(torch.ones(2, 3, 4, 5, 5, dtype=torch.float64))
+    assert GBatchNorm(p4, 3)(torch.rand(2, 3, 4, 5, 5).bfloat16()).dtype == torch.bfloat16  # as under autocast
+
+
+def test_threads_leave_the_choice_of_cudnn_as_it_was() -> None:
+    before = torch.backends.cudnn.deterministic
+    with planar._DETERMINISTIC:
+        with planar._DETERMINISTIC:
+            assert torch.backends.cudnn.deterministic
+        assert torch.backends.cudnn.deterministic  # the other one is not done
+    assert torch.backends.cudnn.deterministic == before
+    conv, x = GConv(p4, 4, 4, 3, padding=1), torch.rand(2, 4, 4, 9, 9)
+    threads = [threading.Thread(target=lambda: [conv(x).sum().backward() for _ in range(50)]) for _ in range(2)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert torch.backends.cudnn.deterministic == before
+
+
+@pytest.mark.parametrize("kept", [[0, 2], [0, 1, 1, 2, 3]])
+def test_filters_may_be_taken_away_or_added(kept: list[int]) -> None:
+    conv, x = GConv(p4m, 2, 4, 3, padding=1), torch.rand(2, 2, 8, 5, 5)
+    assert conv.bias is not None
+    y = torch.func.functional_call(conv, {"weight": conv.weight[kept], "bias": conv.bias[kept]}, (x,))
+    torch.testing.assert_close(y, conv(x)[:, kept])
+    whole = conv(x)[:, kept].detach()
+    conv.weight, conv.bias = nn.Parameter(conv.weight[kept].detach()), nn.Parameter(conv.bias[kept].detach())
+    torch.testing.assert_close(conv(x), whole)
 
 
 def test_filters_may_be_a_buffer() -> None:

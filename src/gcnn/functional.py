@@ -233,6 +233,10 @@ def correlate(
     """
     check_algorithm(algorithm)
     steps, spread_by = as_tuple(group, stride, "stride"), as_tuple(group, dilation, "dilation")
+    if tables is None:  # layers have looked already
+        for name, value in (("stride", steps), ("padding", padding), ("dilation", spread_by), ("kernel_size", kernel_size)):
+            if not isinstance(value, str):
+                check_axes(group, f"correlate: {name}", as_tuple(group, value, name))
     asked, algorithm = algorithm, choose(group, x, weight, algorithm, groups, steps)
     channels_last, dtype = fast_form(group, x, weight)
     if autocasts(x.device.type):
@@ -315,7 +319,10 @@ def whole_padding(
         return as_tuple(group, padding, "padding")
     if padding not in ("same", "valid") or (padding == "same" and max(stride) > 1):
         raise ValueError(f'padding must be whole numbers, "valid", or with stride 1 "same", got {padding!r}')
-    return tuple(d * (n - 1) // 2 if padding == "same" else 0 for d, n in zip(dilation, kernel_size, strict=True))
+    spans = [d * (n - 1) for d, n in zip(dilation, kernel_size, strict=True)]
+    if padding == "same" and any(span % 2 for span in spans):
+        raise ValueError(f'padding "same" with a kernel of even size {kernel_size} favours one side; pad by whole numbers')
+    return tuple(span // 2 if padding == "same" else 0 for span in spans)
 
 
 def check_algorithm(algorithm: str) -> None:
@@ -341,9 +348,13 @@ def planar_gcorr(
     >>> planar_gcorr(p4, torch.rand(1, 2, 4, 5, 5), bank).shape
     torch.Size([1, 3, 4, 3, 3])
     """
+    steps, spread_by = as_tuple(group, stride, "stride"), as_tuple(group, dilation, "dilation")
+    pads = whole_padding(group, tuple(bank.shape[2:]), steps, padding, spread_by)
+    for name, value in (("stride", steps), ("padding", pads), ("dilation", spread_by)):
+        check_axes(group, f"planar_gcorr: {name}", value)
     planes = to_planes(mask_outside(group, x), group.dim, groups)  # (N, S_in K_in, *X)
     convolve: Any = (F.conv1d, F.conv2d, F.conv3d)[group.dim - 1]
-    y = convolve(planes, bank, spread(bias, group.order, groups), stride, padding, dilation, groups)
+    y = convolve(planes, bank, spread(bias, group.order, groups), steps, pads, spread_by, groups)
     return mask_outside(group, from_planes(y, group.order, groups))  # (N, K_out, S, *Y)
 
 

@@ -280,6 +280,15 @@ class Group:
             raise ValueError(f"{found} is not a subgroup of {self.name}; the subgroup that these elements generate is {whole}")
         return found
 
+    def elements_of(self, subgroup: Subgroup) -> tuple[int, ...]:
+        """The indices of a subgroup's elements: in the order of its own, if it is a `Group`, else in ascending order.
+
+        >>> O.elements_of(C4), O.check_subgroup(C4)
+        ((0, 12, 1, 13), (0, 1, 12, 13))
+        """
+        found = self.check_subgroup(subgroup)
+        return tuple(self.index(m) for m in subgroup.matrices) if isinstance(subgroup, Group) else found
+
     def cosets(self, subgroup: Subgroup) -> IntArray:
         """(S,): the label of the left coset s H of each element s; cosets are numbered as they first appear.
 
@@ -299,12 +308,12 @@ class Group:
         return _frozen(labels[self.product[:, representatives]])
 
     def restrict(self, subgroup: Subgroup) -> Group:
-        """The subgroup as a `Group` of its own, under its own name if it has one.
+        """The subgroup as a `Group` of its own, under its own name if it has one; its elements in the order of `elements_of`.
 
         >>> p4m.restrict((0, 1, 2, 3)) is p4
         True
         """
-        elements = self.check_subgroup(subgroup)
+        elements = self.elements_of(subgroup)
         matrices = tuple(self.matrices[s] for s in elements)
         for known in GROUPS.values():
             if (known.matrices, known.metric) == (matrices, self.metric):

@@ -66,7 +66,7 @@ def left_cosets(group: Group, subgroup: Subgroup) -> Members:
 
 def right_cosets(group: Group, subgroup: Subgroup) -> Members:
     """The elements h c of each right coset H c, with h in the order of the subgroup."""
-    products = group.product[list(group.check_subgroup(subgroup))]  # (|H|, S)
+    products = group.product[list(group.elements_of(subgroup))]  # (|H|, S)
     members: Members = products[:, np.unique(products.min(0))].T.tolist()
     return members
 
@@ -206,6 +206,7 @@ def adaptive_avg_pool(group: Group, x: Tensor, output_size: Size | None) -> Tens
     tensor([1., 1., 1., 1., 1., 1.])
     """
     output = as_tuple(group, output_size, "output_size")
+    check_axes(group, "adaptive_avg_pool: output_size", output)
     pooling: Any = (F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)[group.dim - 1]
     if not group.fills_box:
         hexagonal = {i for i, _ in group.oblique}
@@ -240,6 +241,9 @@ def upsample(
     torch.Size([1, 2, 6, 9, 9])
     """
     check_mode(mode)
+    for name, value in (("size", size), ("scale_factor", scale_factor)):
+        if value is not None:
+            check_axes(group, f"upsample: {name}", as_tuple(group, value, name))
     if group.fills_box:
         mode_of_torch = mode if mode == "nearest" else ("linear", "bilinear", "trilinear")[group.dim - 1]
         shape = x.shape[-group.dim :]
@@ -296,7 +300,7 @@ def subsample(
     if subgroup is not None:
         if not on_group:
             raise ValueError(f"subsample: an image has no point elements to restrict to {subgroup!r}, got {tuple(x.shape)}")
-        x = torch.stack([x[:, :, s] for s in elements or group.check_subgroup(subgroup)], 2)
+        x = torch.stack([x[:, :, s] for s in elements or group.elements_of(subgroup)], 2)
     kept = _window(x, (0,) * group.dim, [(n - 1) // k + 1 for n, k in zip(size, steps, strict=True)], steps)
     return mask_outside(group, kept.clone())  # a view would let in-place layers reach back into x
 

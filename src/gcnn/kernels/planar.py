@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import lru_cache
+from threading import Lock
 from typing import Any, NamedTuple
 
 import torch
@@ -155,15 +157,33 @@ def conv_backward(
     wanted: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
     """The gradients of torch.convolution by algorithms that give the same bits in every run; cuDNN has others."""
-    before = torch.backends.cudnn.deterministic
-    torch.backends.cudnn.deterministic = True
-    try:
+    with _DETERMINISTIC if dy.is_cuda else nullcontext():
         found: tuple[Tensor | None, ...] = torch.ops.aten.convolution_backward(
             dy, planes, bank, bias_sizes, stride, padding, dilation, False, (0,) * len(stride), groups, wanted
         )
-    finally:
-        torch.backends.cudnn.deterministic = before
     return found
+
+
+class _Deterministic:
+    """cuDNN with deterministic algorithms, while at least one thread is inside: autograd has one for each GPU."""
+
+    def __init__(self) -> None:
+        self.lock, self.inside, self.before = Lock(), 0, False
+
+    def __enter__(self) -> None:
+        with self.lock:
+            if not self.inside:
+                self.before, torch.backends.cudnn.deterministic = torch.backends.cudnn.deterministic, True
+            self.inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self.lock:
+            self.inside -= 1
+            if not self.inside:
+                torch.backends.cudnn.deterministic = self.before
+
+
+_DETERMINISTIC = _Deterministic()
 
 
 def by_parts(x: Tensor, weight: Tensor, bias: Tensor | None, plan: Plan) -> Tensor:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -47,13 +48,14 @@ class _Filters(GModule):
         transposed: bool = False,
     ) -> None:
         super().__init__(group)
-        self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
+        self.in_channels, self.out_channels = in_channels, out_channels  # for the errors, too
         with naming(self._label()):
             for name, value in (("groups", groups), ("in_channels", in_channels), ("out_channels", out_channels)):
-                if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
                     raise ValueError(f"{name} must be a positive whole number, got {value!r}")
                 if value % groups:
                     raise ValueError(f"{name} (={value}) must be divisible by groups (={groups})")
+            self.in_channels, self.out_channels, self.groups = int(in_channels), int(out_channels), int(groups)
             self.kernel_size = checked_axes(group, "kernel_size", kernel_size, least=1)
             self.stabilizer = group.check_subgroup(stabilizer)
             taps = index_table(group, self.kernel_size, self.stabilizer)[1].shape[1]
@@ -105,8 +107,12 @@ class _Filters(GModule):
 
     def _tables(self) -> Tables:
         """The index tables where the present weight is; functional_call and replicas bring weights from elsewhere."""
-        here: torch.device = self.weight.device
-        return self.tables if self.tables[0].device == here else self._tables_on(here)
+        weight: Tensor = self.weight
+        if self.tables[0].device != weight.device:
+            return self._tables_on(weight.device)
+        table, inverse, forth, _ = self.tables
+        fits = forth is None or forth.numel() == weight.shape[0] * table.numel()
+        return self.tables if fits else (table, inverse, None, None)  # filters were taken away, or added
 
     def filters(self) -> Tensor:
         """The filters under every element, F+ of section 7.1: (K_out, S, K_in / groups, S_in, *n), zero outside the support."""

@@ -60,6 +60,8 @@ class GModule(nn.Module):
                 (n + 2 * p - d * (k - 1) - 1) // s + 1
                 for n, k, s, p, d in zip(size, kernel, stride, padding, dilation, strict=True)
             ]
+            if min(out) < 1:
+                raise ValueError(f"{self._label()}: a window of {kernel} cells does not fit a map of {tuple(size)}")
             check_domain(f"{self._label()}, result", self.group, out)
 
 

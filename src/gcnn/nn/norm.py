@@ -23,7 +23,7 @@ class GBatchNorm(nn.modules.batchnorm._BatchNorm):
 
     Takes (N, K, S, *X), images (N, K, *X) and (N, K, S). The arguments after the group are those of nn.BatchNorm2d. On a
     hexagonal lattice cells outside the domain do not count, and stay zero. With `norm.sync = True` the statistics are those of
-    all processes of torch.distributed together, on any device; nn.SyncBatchNorm would forget hexagonal domains.
+    all processes of torch.distributed together, if there are any, on any device; nn.SyncBatchNorm would forget hexagonal domains.
 
     >>> from gcnn import p4m
     >>> norm = GBatchNorm(p4m, 16)
@@ -49,19 +49,25 @@ class GBatchNorm(nn.modules.batchnorm._BatchNorm):
 
     def _check_input_dim(self, x: Tensor) -> None:
         _check_norm_input("GBatchNorm", self.group, self.num_features, x)
+        own = self.weight if self.weight is not None else self.running_mean
+        if own is not None and x.dtype != own.dtype and torch.promote_types(x.dtype, torch.float32) != own.dtype:
+            raise ValueError(
+                f"GBatchNorm({self.group}, {self.num_features}): expected input of its own dtype {own.dtype}, got {x.dtype}; "
+                "use x.to(dtype) or norm.to(dtype)"
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         """`x` normalised; in training mode by the statistics of this batch, which the running ones follow."""
         self._check_input_dim(x)
         hexagonal = not self.group.fills_box and x.ndim > 3
         by_batch = self.training or (self.running_mean is None and self.running_var is None)
-        sync = self.sync and self.training  # every process must take part, one without images too
-        if by_batch and (sync or (hexagonal and x.numel())):
-            on_group = hexagonal and not sync and x.ndim == self.group.dim + 3
+        together = self.sync and self.training and dist.is_available() and dist.is_initialized()
+        if by_batch and (together or (hexagonal and x.numel())):  # every process must take part, one without images too
+            on_group = hexagonal and not together and x.ndim == self.group.dim + 3
             domain = kept_domain(self.group, x.shape[3:], x) if on_group else None
             if domain is not None and has_fast_norm(x.device):
                 return self._normalise_inside(x, domain.inside)
-            return self._normalise(x, hexagonal)
+            return self._normalise(x, hexagonal, together)
         if x.ndim == self.group.dim + 3 and x.numel():
             return self._normalise_planes(x, hexagonal, by_batch)
         y = super().forward(x)
@@ -113,22 +119,23 @@ class GBatchNorm(nn.modules.batchnorm._BatchNorm):
             return running, float(self.momentum)
         return running, 0.0 if seen is None else 1 / seen.to(self.running_mean.dtype)
 
-    def _normalise(self, x: Tensor, hexagonal: bool) -> Tensor:
+    def _normalise(self, x: Tensor, hexagonal: bool, together: bool) -> Tensor:
         """By the statistics of the cells inside a hexagonal domain, or of several processes together."""
         channel = (-1, *(1,) * (x.ndim - 2))  # the shape of a channel's number, to meet (N, K, ...)
-        space = x.shape[-self.group.dim :]
-        cells = domain_mask(self.group, space, x.device).sum() if hexagonal else torch.tensor(math.prod(space), device=x.device)
         inside = x if x.dtype == torch.float64 else x.float()
         inside = mask_outside(self.group, inside) if hexagonal else inside
-        count = cells * (x.numel() // x.shape[1] // math.prod(space))
+        count = torch.tensor(x.numel() // x.shape[1], device=x.device)
+        if hexagonal:
+            mask = domain_mask(self.group, x.shape[-self.group.dim :], x.device)
+            count = count // mask.numel() * mask.sum()
         total = torch.cat([_sum_by_channel(inside), count.reshape(1).to(inside.dtype)])
-        total = _over_processes(total) if self.sync else total
+        total = _over_processes(total) if together else total
         count = total[-1].detach()
         mean = total[:-1] / count
         centred = inside - mean.reshape(channel)
         centred = mask_outside(self.group, centred) if hexagonal else centred
         squares = _sum_by_channel(centred.square())
-        var = (_over_processes(squares) if self.sync else squares) / count
+        var = (_over_processes(squares) if together else squares) / count
         running, rate = self._running()
         if running is not None:
             with torch.no_grad():
@@ -148,7 +155,7 @@ class GLayerNorm(GModule):
     """Layer normalisation of each place in space over its K channels and S elements, one scale and one bias a channel.
 
     On the K S planes of a map this is what nn.LayerNorm does over the channels of a planar network, with tied parameters.
-    Takes (N, K, S, *X), images (N, K, *X) and (N, K, S).
+    Takes (N, K, S, *X), images (N, K, *X) and, for groups of a plane or of space, (N, K, S): on a line this is an image.
 
     >>> from gcnn import p4m
     >>> GLayerNorm(p4m, 16)(torch.rand(2, 16, 8, 9, 9)).shape
@@ -228,6 +235,8 @@ def _check_norm_input(layer: str, group: Group, channels: int, x: Tensor) -> Non
     image = x.ndim == group.dim + 2
     on_group = x.ndim == group.dim + 3 or (x.ndim == 3 and not image)
     elements = x.shape[2] if on_group else group.order
+    if not x.is_floating_point():
+        raise ValueError(f"{layer}({group}, {channels}): expected floating point numbers, got {x.dtype}; use x.float()")
     if not (image or on_group) or x.shape[1] != channels or elements < 1 or group.order % elements:
         raise ValueError(
             f"{layer}({group}, {channels}): expected input {shape_text(group, channels)} or an image "

@@ -142,9 +142,9 @@ class GUpsample(GModule):
             if mode == ("linear", "bilinear", "trilinear")[group.dim - 1]:
                 mode = "linear"
             pooling.check_mode(mode)
-            if not group.fills_box and (mode != "linear" or scale_factor is None):
+            if not group.fills_box and (mode != "linear" or scale_factor is None or align_corners is not None):
                 raise ValueError(
-                    'a hexagonal lattice is enlarged by a scale_factor with mode="linear": '
+                    'a hexagonal lattice is enlarged by a scale_factor with mode="linear" alone: '
                     "the nearest cell of a hexagonal map is not unique"
                 )
             self.size = None if size is None else checked_axes(group, "size", size, least=1)
@@ -231,9 +231,9 @@ class Restrict(GModule):
     def __init__(self, group: Group, subgroup: Subgroup) -> None:
         super().__init__(group)
         with naming(self._label()):
-            self.subgroup = group.check_subgroup(subgroup)
-        self.out_group = group.restrict(self.subgroup)
-        self._members = pooling.right_cosets(group, self.subgroup)
+            self.subgroup = group.elements_of(subgroup)
+        self.out_group = group.restrict(subgroup)
+        self._members = pooling.right_cosets(group, subgroup)
 
     def forward(self, x: Tensor) -> Tensor:
         """`x` as a map on the subgroup."""
@@ -258,8 +258,8 @@ class GSubsample(GModule):
         super().__init__(group)
         with naming(self._label()):
             self.stride = checked_axes(group, "stride", stride, least=1)
-            self.subgroup = None if subgroup is None else group.check_subgroup(subgroup)
-        self.out_group = group if self.subgroup is None else group.restrict(self.subgroup)
+            self.subgroup = None if subgroup is None else group.elements_of(subgroup)
+        self.out_group = group if subgroup is None else group.restrict(subgroup)
 
     def forward(self, x: Tensor) -> Tensor:
         """The values of `x` on the subgroup."""
