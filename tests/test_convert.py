@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from common import image
 from gcnn import GROUPS, Group, Oh, convert, linem, p4, p4m, p6
@@ -1132,3 +1133,184 @@ def test_one_channel_stays_one_where_others_are_split() -> None:
     modules = {"stem": nn.Conv2d(3, 10, 3, padding=1), "more": nn.Conv2d(10, 18, 3, padding=1), "one": nn.Conv2d(9, 1, 1)}
     x = torch.randn(2, 3, 9, 9)
     assert equivariance_error(convert(Patches(forward, **modules), p4).eval(), p4, x) < 1e-4
+
+
+# --- networks as they are found in other people's code -------------------------------------------------------------------------
+
+
+def copied_and_changed(net: Any, x: Tensor) -> Tensor:
+    y = net.c(x)
+    z = net.l(net.a(last(y).contiguous()))  # what is changed in place is a copy
+    a, b = y.chunk(2, 1)
+    a = a.contiguous()
+    a += 1
+    found: Tensor = net.f((y + z.permute(0, 3, 1, 2) + torch.cat([a, b], 1)).mean((2, 3)))
+    return found
+
+
+def ghost(net: Any, x: Tensor) -> Tensor:
+    y = net.a(x)
+    found: Tensor = net.d(y + torch.cat([net.b(y), net.c(y)], 1))
+    return found
+
+
+def channel_pool(net: Any, x: Tensor) -> Tensor:
+    y = net.a(x)
+    both = torch.cat((torch.max(y, 1)[0].unsqueeze(1), torch.mean(y, 1).unsqueeze(1)), dim=1)
+    found: Tensor = net.d(y * torch.sigmoid(net.b(both)))
+    return found
+
+
+def power_mean(net: Any, x: Tensor) -> Tensor:
+    y = net.a(x)
+    powers = F.avg_pool2d(y.clamp(min=1e-6).pow(3), (y.size(-2), y.size(-1))).pow(1 / 3)
+    found: Tensor = net.f(powers.flatten(1) + F.max_pool2d(y, y.size()[2:], stride=y.size()[2:]).flatten(1))
+    return found
+
+
+def axis_by_axis(net: Any, x: Tensor) -> Tensor:
+    y = net.a(x)
+    found: Tensor = net.f(torch.cat([y.mean(3).mean(2), y.max(-1)[0].max(-1)[0]], 1))
+    return found
+
+
+FOUND = {
+    "a copy that is changed": Written(copied_and_changed, c=conv(3, 8), a=nn.ReLU(True), l=nn.Linear(8, 8), f=nn.Linear(8, 3)),
+    "parts beside their sum": Written(ghost, a=conv(3, 24), b=conv(24, 16), c=conv(24, 8), d=conv(24, 2)),
+    "a pool of the channels": Written(channel_pool, a=conv(3, 24), b=conv(2, 1), d=conv(24, 2)),
+    "a mean of powers": Written(power_mean, a=conv(3, 24), f=nn.Linear(24, 3)),
+    "a mean axis by axis": Written(axis_by_axis, a=conv(3, 24), f=nn.Linear(48, 3)),
+    "gates": Written(lambda s, x: s.d(F.glu(s.g(s.c(x)), 1)), c=conv(3, 32), g=nn.GLU(1), d=conv(8, 2)),
+    "parts in a list": Written(
+        lambda s, x: s.d(torch.cat([*(y := list(s.c(x).chunk(2, 1))), y[-1]], 1)), c=conv(3, 24), d=conv(36, 2)
+    ),
+    "some channels of the image": Written(
+        lambda s, x: s.d(s.a(x[:, :2]) + s.b(x[:, 2:]) + s.c(x[:, :1].repeat(1, 3, 1, 1).expand(-1, 3, -1, -1).to(x.dtype))),
+        a=conv(2, 24),
+        b=conv(1, 24),
+        c=conv(3, 24),
+        d=conv(24, 2),
+    ),
+    "logits beside features": Written(
+        lambda s, x: (s.g(F.relu(h := s.f(s.c(x).mean((2, 3))))), h), c=conv(3, 24), f=nn.Linear(24, 8), g=nn.Linear(8, 3)
+    ),
+    "a mask without its axis": Written(lambda s, x: torch.sigmoid(s.d(s.c(x)).squeeze(1)), c=conv(3, 24), d=conv(24, 1)),
+    "a result with its channels at the end": Written(lambda s, x: last(s.d(s.c(x))), c=conv(3, 24), d=conv(24, 2)),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+@pytest.mark.parametrize("keep", ["channels", "params"])
+def test_what_is_found_in_other_peoples_code(name: str, keep: Any) -> None:
+    torch.manual_seed(0)
+    net, x = copy.deepcopy(FOUND[name]).double().eval(), torch.randn(2, 3, 9, 9, dtype=torch.float64)
+    x = x + torch.linspace(0, 3, 9, dtype=torch.float64)  # noise alone has answers that hardly change
+    made = convert(net, p4m, keep, weights=keep == "channels", example=x).eval()
+    ours, theirs = made(x), net(x)
+    if keep == "params":
+        assert abs(count(made) / count(net) - 1) < 0.25
+        return
+    results = [(ours, theirs)] if isinstance(ours, Tensor) else list(zip(ours, theirs, strict=True))
+    for i, (y, was) in enumerate(results):
+        assert y.shape == was.shape
+        answers = []
+        for h in range(8):
+            e = net(act(p4m, h, x))
+            e = e if isinstance(e, Tensor) else e[i]
+            if "at the end" in name:
+                e = last(act(p4m, p4m.inverse[h], e.permute(0, 3, 1, 2)))
+            elif e.ndim == 3:
+                e = act(p4m, p4m.inverse[h], e[:, None])[:, 0]
+            answers.append(act(p4m, p4m.inverse[h], e) if e.ndim == 4 and "at the end" not in name else e)
+        if "mask" in name:
+            continue  # a sigmoid after the pool
+        torch.testing.assert_close(y, torch.stack(answers).mean(0), rtol=0, atol=1e-10)
+    plain = planar(made, example=x)
+    for a, b in zip(tree_leaves(plain(x)), tree_leaves(ours), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+
+
+def test_what_is_frozen_stays_frozen_under_other_names() -> None:
+    parts: list[nn.Module] = [conv(3, 8), nn.GroupNorm(2, 8), nn.ReLU(), nn.InstanceNorm2d(8, affine=True), conv(8, 2)]
+    body = nn.Sequential(*parts).requires_grad_(False)
+    assert not any(p.requires_grad for p in convert(body, p4, "channels", weights=True).parameters())
+
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.norm, self.fc = conv(3, 8), nn.BatchNorm2d(8), nn.Linear(8, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.norm(self.body(x))
+            y = torch.relu(y) if y.mean() > -1e9 else y
+            out: Tensor = self.fc(y.mean((-2, -1)))
+            return out
+
+    net = Branches().requires_grad_(False).train()
+    net.norm.eval()
+    made = convert(net, p4, "channels", weights=True, example=torch.rand(1, 3, 9, 9))
+    assert not any(p.requires_grad for p in made.parameters())
+    assert made.training
+    assert not made.get_submodule("norm").training
+
+
+def test_parameters_that_are_not_used_do_not_count() -> None:
+    body = nn.Sequential(conv(3, 32), nn.BatchNorm2d(32), nn.ReLU(), conv(32, 32), nn.ReLU())
+    net = Written(lambda s, x: s.mine(s.body(x).mean((2, 3))), body=body, mine=nn.Linear(32, 2), classifier=nn.Linear(32, 1000))
+    used = count(body) + 32 * 2 + 2
+    assert abs(count(convert(net, p4)) / used - 1) < 0.1
+
+
+@pytest.mark.parametrize("pool", ["mean", "max"])
+def test_probabilities_of_pixels_sum_up_to_one(pool: Any) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 9, 9)
+    for end in (nn.LogSoftmax(1), nn.Softmax(1)):
+        far = conv(8, 4)
+        nn.init.normal_(far.weight, std=2)
+        net = nn.Sequential(conv(3, 8), nn.ReLU(), far, end)
+        y = convert(net, p4m, pool=pool, example=x)(x)
+        y = y.exp() if isinstance(end, nn.LogSoftmax) else y
+        torch.testing.assert_close(y.sum(1), torch.ones(2, 9, 9))
+
+
+def test_vectors_beside_the_features() -> None:
+    torch.manual_seed(0)
+    net = WrittenForTwo(
+        lambda s, x, m: s.g(F.relu(s.f(torch.cat([s.c(x).mean((2, 3)), m], 1)))),
+        c=conv(3, 24),
+        f=nn.Linear(29, 16),
+        g=nn.Linear(16, 2),
+    ).eval()
+    x, facts = torch.randn(2, 3, 9, 9), torch.randn(2, 5)
+    made = convert(net, p4m, example=(x, facts)).eval()
+    assert equivariance_error(lambda t: made(t, facts), p4m, x) < 1e-4
+    assert (made(x, facts) - made(x, facts.flip(0))).abs().max() > 1e-4
+    mean = convert(net, p4m, keep="channels", weights=True, example=(x, facts))
+    each = torch.stack([net(act(p4m, h, x), facts) for h in range(8)])
+    torch.testing.assert_close(mean(x, facts), each.mean(0), rtol=1e-5, atol=1e-5)
+
+
+def test_images_that_meet_before_a_convolution() -> None:
+    torch.manual_seed(0)
+    net = WrittenForTwo(lambda s, x, m: s.d(F.relu(s.c(x - m))), c=conv(3, 24), d=conv(24, 2)).eval()
+    pair = torch.randn(2, 3, 9, 9), torch.randn(2, 3, 9, 9)
+    made = convert(net, p4m, "channels", weights=True, example=pair)
+    each = [act(p4m, p4m.inverse[h], net(*(act(p4m, h, x) for x in pair))) for h in range(8)]
+    torch.testing.assert_close(made(*pair), torch.stack(each).mean(0), rtol=1e-5, atol=1e-5)
+
+
+def test_a_pad_to_the_size_of_another_map_is_exported() -> None:
+    torch.manual_seed(0)
+
+    def forward(s: Any, x: Tensor) -> Tensor:
+        wide = s.a(x)
+        y = s.b(wide)
+        by = wide.size(2) - y.size(2)
+        y = F.pad(y, [by // 2, by - by // 2, by // 2, by - by // 2])
+        out: Tensor = s.d(torch.cat([wide, y], 1))
+        return out
+
+    net, x = Written(forward, a=conv(3, 8), b=nn.Conv2d(8, 8, 3), d=conv(16, 2)).eval(), torch.randn(2, 3, 9, 9)
+    made = convert(net, p4m).eval()
+    torch.testing.assert_close(planar(made)(x), made(x), rtol=1e-5, atol=1e-6)

@@ -13,7 +13,7 @@ import math
 import random
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -93,7 +93,9 @@ def convert(
             ) from error
         one_by_one = _Replacer(whole, group, pool, weights)
         factor = _fitted(one_by_one, factor) if keep == "params" else factor
-        made_so = _checked(_replaced(one_by_one, factor, example), whole, group, pool, example)
+        made_so = _replaced(one_by_one, factor, example)
+        _with_modes_of(whole, made_so if pool is None or not isinstance(made_so, nn.Sequential) else made_so[0])
+        _checked(made_so, whole, group, pool, example)
         if weights and pool == "mean":
             _check_mean(made_so, whole, group, example)
         return made_so
@@ -101,15 +103,21 @@ def convert(
     if keep == "params":
         factor = _fitted(build, factor)
     made = build.at(factor)
-    made.train(model.training)
-    for name, module in model.named_modules():
-        if name in dict(made.named_modules()):
-            made.get_submodule(name).training = module.training
+    _with_modes_of(model, made)
     if weights:
         asked = {name: p.requires_grad for name, p in model.named_parameters()}
         for name, p in made.named_parameters():
-            p.requires_grad_(asked.get(name, True))
-    return made if example is None else _checked(made, whole, group, pool, example)
+            p.requires_grad_(asked.get(name, p.requires_grad))
+    return made if example is None else _checked(made, whole, group, pool, example, build.axes)
+
+
+def _with_modes_of(model: nn.Module, made: nn.Module) -> None:
+    """Training or eval mode, module by module."""
+    made.train(model.training)
+    modules = dict(made.named_modules())
+    for name, module in model.named_modules():
+        if name in modules:
+            modules[name].training = module.training
 
 
 def _check_options(model: nn.Module, group: Group, keep: Keep, pool: str | None, weights: bool, example: Any) -> None:
@@ -153,12 +161,14 @@ def _check_options(model: nn.Module, group: Group, keep: Keep, pool: str | None,
             f"convert: {type(model).__name__} has {several}, {group} has dimension {group.dim}; "
             + (f"take a group of dimension {max(dims)}" if len(dims) == 1 else "convert the parts of one dimension alone")
         )
-    for image in () if example is None else _images(example):
+    given = () if example is None else _images(example)
+    for image in given:
         if not isinstance(image, Tensor):
             raise TypeError(f"convert: expected an example image, or a tuple of them for several inputs, got {image!r}")
-        if image.ndim != group.dim + 2 or not image.is_floating_point():
-            raise ValueError(f"convert: expected an example image with {group.dim + 2} axes, got {tuple(image.shape)}")
-    if example is not None and len({(len(x), *x.shape[2:]) for x in _images(example)}) > 1:
+    pictures = [image for image in given if image.ndim == group.dim + 2]
+    if given and not (pictures and all(image.is_floating_point() for image in pictures)):
+        raise ValueError(f"convert: expected an example image with {group.dim + 2} axes, got {_shapes(given)}")
+    if len({(len(x), *x.shape[2:]) for x in pictures}) > 1:
         raise ValueError(
             f"convert: example images of several inputs are checked together, and must be of one size, got {_shapes(example)}"
         )
@@ -183,7 +193,7 @@ def _shapes(example: Tensor | tuple[Tensor, ...]) -> str:
 def _try_on(model: nn.Module, example: Tensor | tuple[Tensor, ...]) -> None:
     """Runs a copy of the user's network on the example, in either mode, and refuses what tracing would not have seen."""
     model, like = copy.deepcopy(model), next(model.parameters())
-    images = [image.to(like.device, like.dtype) for image in _images(example)]
+    images = [image.to(like.device, like.dtype if image.is_floating_point() else None) for image in _images(example)]
     for training in (False, True):
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[]), _no_own_gradients(model):
@@ -197,7 +207,7 @@ def _try_on(model: nn.Module, example: Tensor | tuple[Tensor, ...]) -> None:
 
 def _fitted(build: Converter | _Replacer, factor: float) -> float:
     """The factor at which the new network has about as many parameters as the old one."""
-    wanted = sum(p.numel() for p in build.model.parameters())
+    wanted = build.parameters()
     off: dict[float, float] = {}
     for step in range(20):
         with torch.device("meta"):
@@ -207,6 +217,11 @@ def _fitted(build: Converter | _Replacer, factor: float) -> float:
         if off[best] < 0.01 or (step > 5 and off[best] < 0.05):
             break
         factor = factor * (wanted / found) ** 0.5 if step < 4 else best * (1 + 0.03 * (step - 3) * (-1) ** step)
+    if getattr(build, "unit", 0) and off[best] > math.log(1.25):
+        raise ValueError(
+            f"convert: widths whose sums stay sums are multiples of 1/{build.unit} of the old ones, and none of them has about "  # type: ignore[union-attr]
+            f'{wanted} parameters; use keep="channels"'
+        )
     return best
 
 
@@ -216,23 +231,30 @@ def _without_channels(x: Tensor) -> tuple[int, ...]:
 
 
 def _checked(
-    made: nn.Module, model: nn.Module, group: Group, pool: str | None, example: Tensor | tuple[Tensor, ...]
+    made: nn.Module,
+    model: nn.Module,
+    group: Group,
+    pool: str | None,
+    example: Tensor | tuple[Tensor, ...],
+    axes: Sequence[str] = (),
 ) -> nn.Module:
-    """The network, unless something that it returns is not equivariant on the example."""
-    like, images = next(made.parameters()), _images(example)
-    x = torch.cat(images, 1).to(like.device, like.dtype)
-    channels = [image.shape[1] for image in images]
+    """The network, unless something that it returns is not equivariant on the example; `axes` tells where channels are."""
+    like = next(made.parameters())
+    given = [image.to(like.device, like.dtype if image.is_floating_point() else None) for image in _images(example)]
+    pictures = [image for image in given if image.ndim == group.dim + 2]
+    x, inputs = torch.cat(pictures, 1), _Inputs(given, group.dim + 2)
     try:
         with torch.no_grad():
-            result = copy.deepcopy(made).eval()(*x.split(channels, 1))
+            result = copy.deepcopy(made).eval()(*inputs(x))
     except Exception as error:
         raise ValueError(f"convert: the converted network fails on the example {_shapes(example)}: {error}") from error
-    results, alone = tree_leaves(result), isinstance(result, Tensor) and len(images) == 1
+    results, alone = tree_leaves(result), isinstance(result, Tensor) and len(given) == 1 and not any(axes)
     if pool is not None:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            before = tree_leaves(copy.deepcopy(model).eval()(*x.split(channels, 1)))
+            before = tree_leaves(copy.deepcopy(model).eval()(*inputs(x)))
         for i, (y, was) in enumerate(zip(results, before, strict=True)):
-            if isinstance(was, Tensor) and _without_channels(y) != _without_channels(was):
+            moved = bool(axes) and axes[i] != ""
+            if isinstance(was, Tensor) and not moved and _without_channels(y) != _without_channels(was):
                 raise ValueError(
                     f"convert: on the example the network returns {tuple(was.shape)}, and the converted one {tuple(y.shape)}"
                     + (f", number {i} of its results" if len(results) > 1 else "")
@@ -240,7 +262,7 @@ def _checked(
                 )
     for i, y in enumerate(results):
         if isinstance(y, Tensor) and y.is_floating_point():
-            found = explain(made if alone else _One(made, channels, i), x, group)
+            found = explain(made if alone else _One(made, inputs, i, axes[i] if axes else ""), x, group)
             if not found.exact:
                 which = "" if len(results) == 1 else f", number {i} of the {len(results)} tensors that it returns,"
                 raise ValueError(f"convert: at this size the result{which} is not equivariant:\n{found}")
@@ -273,16 +295,27 @@ def _check_mean(made: nn.Module, model: nn.Module, group: Group, example: Tensor
         )
 
 
-class _One(nn.Module):
-    """One of the tensors that a network returns, for all of its images along the channels of one."""
+class _Inputs:
+    """What a network takes, from all of its images along the channels of one; other inputs stay what they are."""
 
-    def __init__(self, net: nn.Module, channels: list[int], which: int) -> None:
+    def __init__(self, given: list[Tensor], rank: int) -> None:
+        self.given, self.rank = given, rank
+
+    def __call__(self, x: Tensor) -> list[Tensor]:
+        parts = iter(x.split([t.shape[1] for t in self.given if t.ndim == self.rank], 1))
+        return [next(parts) if t.ndim == self.rank else t for t in self.given]
+
+
+class _One(nn.Module):
+    """One of the tensors that a network returns, with its channels along axis 1."""
+
+    def __init__(self, net: nn.Module, inputs: _Inputs, which: int, axes: str) -> None:
         super().__init__()
-        self.net, self.channels, self.which = net, channels, which
+        self.net, self.inputs, self.which, self.axes = net, inputs, which, axes
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = tree_leaves(self.net(*x.split(self.channels, 1)))[self.which]
-        return found
+        found: Tensor = tree_leaves(self.net(*self.inputs(x)))[self.which]
+        return found.movedim(-1, 1) if self.axes == "last" else found.unsqueeze(1) if self.axes == "squeezed" else found
 
 
 class _RefusedError(ValueError):
@@ -362,6 +395,18 @@ class _Proxy(InPlaceProxy):
         tracer: Any = self.tracer
         return next(tracer.root.parameters()).device if k == "device" else super().__getattr__(k)
 
+    def __len__(self) -> int:
+        parts = _parts_of(self.node)
+        return super().__len__() if parts is None else parts
+
+
+def _parts_of(node: fx.Node) -> int | None:
+    """How many parts `x.chunk(3, 1)` or `x.split([2, 1], 1)` is asked for."""
+    asked: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("chunks", node.kwargs.get("split_size", 0))
+    if node.target in (torch.chunk, "chunk") and isinstance(asked, int):
+        return asked
+    return len(asked) if node.target in (torch.split, "split") and isinstance(asked, list | tuple) else None
+
 
 class _Tracer(fx.Tracer):
     def __init__(self) -> None:
@@ -379,13 +424,8 @@ class _Tracer(fx.Tracer):
     def iter(self, obj: fx.Proxy) -> Iterator[fx.Proxy]:
         """The parts of a map, `for part in x.chunk(3, 1)`: as many as are asked for."""
         whole: Any = obj
-        node, named = obj.node, dict(obj.node.kwargs)
-        asked: Any = node.args[1] if len(node.args) > 1 else named.get("chunks", named.get("split_size", 0))
-        if node.target in (torch.chunk, "chunk") and isinstance(asked, int):
-            return iter([whole[i] for i in range(asked)])
-        if node.target in (torch.split, "split") and isinstance(asked, list | tuple):
-            return iter([whole[i] for i in range(len(asked))])
-        return super().iter(obj)
+        parts = _parts_of(obj.node)
+        return super().iter(obj) if parts is None else iter([whole[i] for i in range(parts)])
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         self.names = self.names or _names(self.root)
@@ -465,7 +505,8 @@ def _place(names: dict[int, str]) -> str:
 def _line(frame: Any) -> str:
     """`net.py:12`, if the code is the user's."""
     file = frame.f_code.co_filename
-    return "" if file.startswith((str(Path(torch.__file__).parent), __file__, "<")) else f"{Path(file).name}:{frame.f_lineno}"
+    ours = (str(Path(torch.__file__).parent), __file__, str(Path(__file__).with_name("pointwise.py")), "<")
+    return "" if file.startswith(ours) else f"{Path(file).name}:{frame.f_lineno}"
 
 
 # --- where tracing fails -------------------------------------------------------------------------------------------------------
@@ -480,9 +521,14 @@ class _Replacer:
         self.last = [name for name, m in self.leaves if isinstance(m, (*CONVS, *TRANSPOSED, nn.Linear))][-1]
         self.shell = Converter.__new__(Converter)
         self.shell.model, self.shell.group, self.shell.pool, self.shell.weights = model, group, None, weights
-        self.shell.heads, self.shell.multiple = {self.last}, 1
+        self.shell.heads = self.shell.final = {self.last}
+        self.shell.multiple, self.shell.unit = 1, 0
         if pool is None and isinstance(model.get_submodule(self.last), nn.Linear):
             raise ValueError("convert: a network that torch.fx cannot trace needs pool=")
+
+    def parameters(self) -> int:
+        """How many parameters the network has."""
+        return sum(p.numel() for p in self.model.parameters())
 
     def at(self, factor: float) -> nn.Module:
         """A copy of the network with widths multiplied by `factor`."""
@@ -504,6 +550,8 @@ class _Replacer:
             head: Any = shell.layer(name, module, lambda: _Head(shell.group, module, width, pool))
             if shell.weights:
                 head.linear.load_state_dict(module.state_dict())
+                for mine, theirs in zip(head.linear.parameters(), module.parameters(), strict=True):
+                    mine.requires_grad_(theirs.requires_grad)
             return head
         channels = getattr(module, "in_channels", getattr(module, "num_features", getattr(module, "num_channels", 0)))
         x = Value(shell.graph.placeholder("x"), "map" if lifted else "image", channels, max(1, round(channels * shell.factor)))
@@ -512,7 +560,8 @@ class _Replacer:
                 raise ValueError(
                     f"convert: {name} is a {type(module).__name__}, whose forward is its own; write it with torch's layers"
                 )
-            if isinstance(module, kinds) and not isinstance(module, nn.Linear | nn.Flatten | nn.Softmax | nn.LogSoftmax):
+            along_axes = nn.Linear | nn.Flatten | nn.Softmax | nn.LogSoftmax | nn.Softmax2d | nn.GLU
+            if isinstance(module, kinds) and not isinstance(module, along_axes):
                 handle(shell, name, module, x)
                 break
         found = shell.made.get(name) or next((m for n, m in shell.root.named_modules() if n == name), None)
@@ -525,7 +574,8 @@ def _replaced(build: _Replacer, factor: float, example: Tensor | tuple[Tensor, .
     like = next(made.parameters())
     try:
         with torch.no_grad():
-            copy.deepcopy(made).eval()(*(image.to(like.device, like.dtype) for image in _images(example)))
+            images = [t.to(like.device, like.dtype if t.is_floating_point() else None) for t in _images(example)]
+            copy.deepcopy(made).eval()(*images)
     except Exception as error:
         raise ValueError(
             f"convert: {type(build.model).__name__} cannot be traced by torch.fx, and with its modules replaced it fails: "

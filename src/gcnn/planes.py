@@ -135,7 +135,7 @@ class Planar(NewGraph):
         if isinstance(module, UpsampleTo):
             return self._upsample_to(name, module, v, node.args[1])
         if isinstance(module, PadBoth):
-            both = module.pad if len(node.args) < 2 else self._mapped(node.args[1])
+            both = module.pad if len(node.args) < 2 else fx.map_arg(node.args[1], self._settled)
             pad = functools.partial(self._function, F.pad, pad=both, mode=module.mode, value=module.value)
             return self._on_planes(module.group, self._clean(v), pad)
         for kind, handle in self._layers.items():

@@ -18,14 +18,14 @@ KEEP_ZERO: set[Any] = {
     *(F.relu, F.leaky_relu, F.elu, F.gelu, F.silu, F.mish, F.hardswish, F.dropout, F.dropout1d, F.dropout2d, F.dropout3d),
     *(F.relu6, F.tanh, F.softsign, F.selu, F.celu, torch.relu, torch.tanh, torch.square, torch.sqrt, torch.abs, torch.neg),
     *(torch.sin, operator.neg, "relu", "relu_", "tanh", "square", "sqrt", "abs", "neg", "contiguous", "clone", "detach"),
-    *("float", "double", "half", "bfloat16"),
+    *("float", "double", "half", "bfloat16", "to", "log1p", torch.log1p),
 }
 KEEP_ZERO_OF_TWO: set[Any] = {
     *(torch.add, torch.sub, torch.mul, torch.maximum, torch.minimum, operator.add, operator.sub, operator.mul, operator.iadd),
     *(operator.isub, operator.imul, "add", "add_", "sub", "mul", "mul_"),
 }
 IN_PLACE = {operator.iadd, operator.isub, operator.imul, operator.itruediv, "relu_", "add_", "mul_", "clamp_"}
-POINTWISE_MODULES = (*KEEP_ZERO_MODULES, nn.Hardtanh, nn.Sigmoid, nn.Softplus, nn.Hardsigmoid)
+POINTWISE_MODULES = (*KEEP_ZERO_MODULES, nn.Hardtanh, nn.Sigmoid, nn.LogSigmoid, nn.Softplus, nn.Hardsigmoid)
 POINTWISE_FUNCTIONS = {f for f in KEEP_ZERO | KEEP_ZERO_OF_TWO if not isinstance(f, str)} | {
     *(F.softplus, F.hardsigmoid, F.hardtanh, F.sigmoid, F.logsigmoid, torch.sigmoid, torch.div, torch.pow, torch.exp),
     *(torch.log, torch.clamp, torch.cos, operator.truediv, operator.pow, operator.itruediv),

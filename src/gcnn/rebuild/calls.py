@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from gcnn.nn import GAdaptiveAvgPool, GAvgPool, GUpsample
+from gcnn.nn import GAdaptiveAvgPool, GMaxPool, GUpsample
 from gcnn.nn.each import ChannelDropout, ChannelNorm, UpsampleTo
-from gcnn.pointwise import POINTWISE_METHODS
+from gcnn.pointwise import POINTWISE_FUNCTIONS, POINTWISE_METHODS, POINTWISE_MODULES
 from gcnn.rebuild import layers
 from gcnn.rebuild.values import FUNCTIONAL_POOLS, UnevenError, Value, arguments, attribute, spatial, whole
 
@@ -34,7 +34,9 @@ def _layer_norm(net: Converter, node: fx.Node, x: Value) -> Value:
     made: Any = net.layer(node.name, net.model, lambda: ChannelNorm(x.new, named.get("eps", 1e-5), *wanted))
     for mine, theirs in ((made.weight, numbers[0]), (made.bias, numbers[1])):
         if net.weights and mine is not None and isinstance(theirs, fx.Node):
-            mine.data.copy_(attribute(net.model, str(theirs.target)))
+            held = attribute(net.model, str(theirs.target))
+            mine.data.copy_(held)
+            mine.requires_grad_(held.requires_grad)
     return net.insert(node.name, made, x)
 
 
@@ -46,10 +48,16 @@ def _pool(net: Converter, node: fx.Node, x: Value) -> Value:
     if x.last:
         raise net.refusal(f"{node.name}, a pool,", x, "permute its channels back first")
     if any(isinstance(s, fx.Node) for size in sizes for s in (size if isinstance(size, list | tuple) else [size])):
-        plain = len(node.args) <= 2 and not set(node.kwargs) - {"input", "kernel_size"}
-        if kind is not GAvgPool or not plain or not _is_size_of(net, x, node, sizes[0]):
+        steps = (*node.args[2:3], *(v for k, v in node.kwargs.items() if k == "stride" and v is not None))
+        usual = {"padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False, "stride": None}
+        options = {k for k, v in node.kwargs.items() if k not in usual or v != usual[k]}
+        plain = len(node.args) <= 3 and not options - {"input", "kernel_size", "stride"}
+        of_all = all(_is_size_of(net, x, node, size) for size in (*sizes, *steps))
+        if kind is GAdaptiveAvgPool or not plain or not of_all:
             remedy = "give it as numbers, or as the map's own size, x.shape[2:]"
             raise net.refusal(f"{node.name}, a pool of a size that is known only when it runs,", x, remedy)
+        if kind is GMaxPool:
+            return layers.max_over_space(net, f"{node.name}, a pool,", 1, False, x)
         return replace(net.insert(node.name, GAdaptiveAvgPool(net.group, 1), x), single=True)
     if kind is GAdaptiveAvgPool:
         return layers.adaptive(net, node.name, sizes[0], x)
@@ -63,7 +71,7 @@ def _pool(net: Converter, node: fx.Node, x: Value) -> Value:
 def _is_size_of(net: Converter, x: Value, node: fx.Node, size: Any) -> bool:
     """Whether `size` is that of what a pool gets, in space: `x.shape[2:]`, a list of `x.size(2)` ..., or one of a square map."""
     rank, dim = net.rank(x), net.group.dim
-    pooled = node.args[0] if node.args else node.kwargs.get("input")
+    pooled = _root(node.args[0] if node.args else node.kwargs.get("input"))
     if isinstance(size, list | tuple):
         return [_axis_of(pooled, each, rank) for each in size] == list(range(2, rank))
     found = _axis_of(pooled, size, rank)
@@ -81,9 +89,16 @@ def _axis_of(x: Any, size: Any, rank: int) -> Any:
     if size.target is operator.getitem:
         shape = isinstance(whole, fx.Node) and (whole.target == "size" or (whole.target is getattr and whole.args[1] == "shape"))
         whole = whole.args[0] if shape else None
-    if whole is not x:
+    if _root(whole) is not x:
         return None
     return index % rank if isinstance(index, int) else index
+
+
+def _root(x: Any) -> Any:
+    """What functions of single numbers made `x` from: it is as large."""
+    while isinstance(x, fx.Node) and len(x.all_input_nodes) == 1 and x.target in (POINTWISE_FUNCTIONS | POINTWISE_METHODS):
+        x = x.all_input_nodes[0]
+    return x
 
 
 def _adaptive_max(net: Converter, node: fx.Node, x: Value) -> Value:
@@ -175,15 +190,16 @@ def _item(net: Converter, node: fx.Node, x: Value) -> Value:
             return _with_axes(net, x, space - len(rest))
         if space + len(rest) <= net.group.dim and all(i is None for i in rest):
             return _with_axes(net, x, space + len(rest))
+    of_channels = len(steps) > 1 and isinstance(steps[1], slice) and all(i in (whole, ...) for i in (steps[0], *steps[2:]))
+    if x.kind == "image" and not x.old and of_channels and steps[0] == whole:  # channels of the picture itself
+        return replace(x, node=net.graph.node_copy(node, lambda n: net.value(n).node))
     if (
         x.kind in ("image", "map", "line", "fibre")
         and not x.last
         and x.old
-        and len(steps) > 1
-        and isinstance(steps[1], slice)
+        and of_channels
         and steps[1].step in (None, 1)
         and all(isinstance(i, int | None) for i in (steps[1].start, steps[1].stop))
-        and all(i in (whole, ...) for i in (steps[0], *steps[2:]))
         and steps[0] == whole
     ):
         start, end, _ = steps[1].indices(x.old)
@@ -210,6 +226,9 @@ def _squeezed(net: Converter, node: fx.Node, x: Value) -> Value:
     """Without axes of a single place; a squeeze() of all drops those of space alone, whatever the batch is."""
     dim, rank = arguments(node, "dim").get("dim"), net.rank(x)
     places = set(range(2, rank)) if dim is None else {d % rank for d in (dim if isinstance(dim, list | tuple) else [dim])}
+    if places == {1} and x.old == 1 and x.kind == "map" and not x.last and net.pool is not None and net.is_result(node):
+        y = net.pooled(x)
+        return replace(y, node=net.graph.call_method("squeeze", (y.node, 1)), kind="other", squeezed=True)
     if not _at_one_place(x) or 0 in places or (x.old < 2 and (dim is None or 1 in places)):
         way = "squeeze axes of space after a pool to a single place, or use flatten(1)"
         if places == {1}:
@@ -220,6 +239,8 @@ def _squeezed(net: Converter, node: fx.Node, x: Value) -> Value:
 
 def _unsqueezed(net: Converter, node: fx.Node, x: Value) -> Value:
     dim, rank = arguments(node, "dim")["dim"], net.rank(x)
+    if node in net.spared:
+        return x
     if not _at_one_place(x) or dim % (rank + 1) < 2 or rank == net.group.dim + 2:
         ones = ", 1" * net.group.dim
         raise net.refusal(f"{node.name}, an unsqueeze along axis {dim},", x, f"vectors (N, C) may become maps (N, C{ones})")
@@ -273,7 +294,33 @@ def _unchanged(net: Converter, node: fx.Node, x: Value) -> Value:
         raise net.refusal(
             f"{node.name}, an expand_as,", x, "sums and products expand by themselves; or expand maps, (N, C, 1, 1)"
         )
-    return x if x.kind in ("map", "line", "fibre") else net.pointwise(node, node.target in POINTWISE_METHODS)
+    if x.kind not in ("map", "line", "fibre"):
+        return net.pointwise(node, node.target in POINTWISE_METHODS)
+    seen_otherwise = x.last or (isinstance(x.node, fx.Node) and x.node.target == "narrow")
+    if net.in_place and seen_otherwise:  # there it was a copy, which may be changed
+        return replace(x, node=net.graph.call_method("clone", (x.node,)))
+    return x
+
+
+def _repeated(net: Converter, node: fx.Node, x: Value) -> Value:
+    """An image of one channel as one of three, say, for a network that was trained on those."""
+    given: Any = node.args[1] if len(node.args) == 2 and isinstance(node.args[1], list | tuple) else node.args[1:]
+    others = [n for i, n in enumerate(given) if i != 1]
+    if x.kind != "image" or len(given) != net.rank(x) or any(n not in (1, -1) for n in others):
+        return net.pointwise(node, pointwise=False)
+    return replace(x, node=net.graph.node_copy(node, lambda n: net.value(n).node), old=0, new=0)
+
+
+def _transposed(net: Converter, node: fx.Node, x: Value) -> Value:
+    """Two axes exchanged: a permute, where it brings the channels of a line to the end, or back."""
+    dims = [d % net.rank(x) for d in arguments(node, "dim0", "dim1").values() if isinstance(d, int)]
+    if x.kind == "map" and net.group.dim == 1 and sorted(dims) == [1, 2]:
+        return replace(x, last=not x.last)
+    return net.pointwise(node, pointwise=False)
+
+
+def _glu(net: Converter, node: fx.Node, x: Value) -> Value:
+    return layers.gated(net, node, arguments(node, "dim").get("dim", -1), x)
 
 
 def _flat(net: Converter, node: fx.Node, x: Value, start: Any, end: Any = -1) -> Value:
@@ -297,6 +344,14 @@ def _reduced(net: Converter, node: fx.Node, x: Value) -> Value:
     places = {d % rank for d in (dims if isinstance(dims, list | tuple) else [dims])} if dims is not None else set()
     channels = {rank - 1 if x.last else 1}
     space = set(range(1, rank)) - channels
+    of_one = len(places) == 1 < len(space) and places <= space and not keepdim and x.kind != "image"
+    if of_one and how in _AGAIN and _goes_on(node, how):
+        return replace(x, kind="line", axes=len(space) - 1)  # `x.mean(3).mean(2)`: all of it at the last one
+    if places == channels and not keepdim and not x.last and x.kind in ("map", "image"):
+        back = _takers(node, how)
+        if back and all(u.target in (torch.unsqueeze, "unsqueeze") and arguments(u, "dim").get("dim") == 1 for u in back):
+            net.spared.update(back)  # `x.mean(1).unsqueeze(1)`
+            keepdim = True
     if places not in (channels, space, channels | space) or not places or (places >= channels and not keepdim):
         raise net.refusal(
             f"{node.name}, a {how} over axes {dims},",
@@ -315,6 +370,24 @@ def _reduced(net: Converter, node: fx.Node, x: Value) -> Value:
     if keepdim:
         return replace(x, single=True)
     return replace(x, kind="other" if x.kind == "image" else "fibre", last=False, axes=0)
+
+
+_AGAIN = {"mean", "sum", "amax", "amin", "max", "min"}  # axis by axis they are what they are over all
+
+
+def _takers(node: fx.Node, how: str) -> list[fx.Node]:
+    """What takes the result of a reduction; of `max` and `min`, which give places too, what takes the numbers."""
+    if how not in ("max", "min"):
+        return list(node.users)
+    return [user for item in node.users if item.users for user in (item.users if item.args[1:] == (0,) else [item])]
+
+
+def _goes_on(node: fx.Node, how: str) -> bool:
+    """Whether every user of a reduction takes the same one over an axis of space again."""
+    users = _takers(node, how)
+    same = [str(getattr(u.target, "__name__", u.target)) == how for u in users]
+    places = [arguments(u, "dim").get("dim") for u in users]
+    return bool(users) and all(same) and all(isinstance(p, int) and (p >= 2 or p < 0) for p in places)
 
 
 def _largest(net: Converter, node: fx.Node, x: Value) -> Value:
@@ -349,6 +422,8 @@ def _cat(net: Converter, node: fx.Node, x: Value) -> Value:
     tensors: Any = node.args[0] if node.args else node.kwargs["tensors"]
     dim: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
     parts = [net.value(t) for t in tensors]
+    if any(p.kind in ("fibre", "flat") for p in parts) and any(p.kind == "other" and not net.waits(p) for p in parts):
+        parts = _beside_vectors(net, node, [net.vector(p) for p in parts])
     if any(p.kind == "fibre" for p in parts):
         parts = [net.vector(p) for p in parts]
     kinds = {(p.kind, p.last) for p in parts}
@@ -369,9 +444,35 @@ def _cat(net: Converter, node: fx.Node, x: Value) -> Value:
     return replace(parts[0], node=found, old=old, new=new)
 
 
+def _beside_vectors(net: Converter, node: fx.Node, parts: list[Value]) -> list[Value]:
+    """Functions on the group, and beside them a vector (N, M) that is not of the image: the same on every element.
+
+    How long it is, the linear layer after it tells.
+    """
+    user: Any = node
+    while len(user.users) == 1:
+        (user,) = user.users
+        module = net.model.get_submodule(str(user.target)) if user.op == "call_module" else None
+        if isinstance(module, nn.Linear):
+            break
+        if not isinstance(module, POINTWISE_MODULES) and user.target not in (POINTWISE_FUNCTIONS | POINTWISE_METHODS):
+            return parts
+    known = [p for p in parts if p.kind == "fibre" and p.old]
+    others = [p for p in parts if p.kind == "other"]
+    module = net.model.get_submodule(str(user.target)) if user.op == "call_module" else None
+    if not isinstance(module, nn.Linear) or len(others) != 1 or len(known) + 1 != len(parts):
+        return parts
+    length = module.in_features - sum(p.old for p in known)
+    repeated = net.graph.call_method("unsqueeze", (others[0].node, 2))
+    repeated = net.graph.call_method("expand", (repeated, -1, -1, net.group.order))
+    return [p if p.kind == "fibre" else replace(p, node=repeated, kind="fibre", old=length, new=length) for p in parts]
+
+
 def _shape(net: Converter, node: fx.Node, x: Value) -> Value:
     if x.kind == "parts" and node.args[1:] == ("values",):
         return x.node[0]
+    if node.target is getattr and node.args[1] == "dtype":
+        return Value(net.graph.call_function(getattr, (x.node, "dtype")), "size")
     if node.target is getattr and node.args[1] not in ("shape", "ndim"):
         return net.pointwise(node, pointwise=False)
     if node.target == "dim" or (node.target is getattr and node.args[1] == "ndim"):
@@ -437,6 +538,9 @@ OPERATIONS: dict[Any, Callable[..., Value]] = {
     F.normalize: _normalised,
     **dict.fromkeys((torch.permute, "permute"), _permuted),
     **dict.fromkeys(("expand_as", "contiguous"), _unchanged),
+    **dict.fromkeys(("expand", "repeat"), _repeated),
+    **dict.fromkeys((torch.transpose, torch.swapaxes, "transpose", "swapaxes"), _transposed),
+    F.glu: _glu,
     **dict.fromkeys((F.softmax, F.log_softmax, torch.softmax, torch.log_softmax, "softmax", "log_softmax"), _softmax),
     **dict.fromkeys((torch.chunk, torch.split, "chunk", "split"), _split),
     operator.getitem: _item,

@@ -16,13 +16,14 @@ from gcnn.nn import CosetPool
 from gcnn.nn.each import AtOnePlace
 from gcnn.pointwise import IN_PLACE, POINTWISE_FUNCTIONS, POINTWISE_METHODS, POINTWISE_MODULES
 from gcnn.rebuild import calls, layers
-from gcnn.rebuild.graph import ends, heads, images
+from gcnn.rebuild.graph import ends, heads, images, leads_to_results
 from gcnn.rebuild.values import (
     BY_SAMPLE,
     CONVS,
     NORMS,
     RESHAPES,
     TRANSPOSED,
+    UnequalError,
     UnevenError,
     Value,
     attribute,
@@ -46,7 +47,31 @@ class Converter:
         self.model, self.old_graph, self.group, self.pool, self.weights = model, graph, group, pool, weights
         self.fixed = fixed  # dropouts that are at work in training and eval mode alike, or in neither
         self.heads, self.images, self.ends = set(heads(model, graph)), images(model, graph), ends(model, graph)
-        self.multiple = 1
+        called = {name: [n for n in graph.nodes if n.op == "call_module" and n.target == name] for name in self.heads}
+        self.final = {name for name, nodes in called.items() if self.ends.issuperset(nodes)}
+        self.in_place = any(self._changes(node) for node in graph.nodes)
+        self.multiple, self.unit = 1, 0
+
+    def _changes(self, node: fx.Node) -> bool:
+        """Whether a node changes a tensor in place."""
+        module = self.model.get_submodule(str(node.target)) if node.op == "call_module" else None
+        return node.target in IN_PLACE or bool(node.kwargs.get("inplace")) or bool(getattr(module, "inplace", False))
+
+    def is_result(self, node: fx.Node) -> bool:
+        """Whether nothing but functions of this value alone stands between it and the results, and nothing is learned there."""
+        return node in self.ends and leads_to_results(node)
+
+    def parameters(self) -> int:
+        """How many parameters of the old network its forward uses."""
+        used: dict[int, int] = {}
+        for node in self.old_graph.nodes:
+            found: Any = ()
+            if node.op == "call_module":
+                found = self.model.get_submodule(str(node.target)).parameters()
+            elif node.op == "get_attr" and isinstance(held := attribute(self.model, str(node.target)), nn.Parameter):
+                found = (held,)
+            used.update((id(p), p.numel()) for p in found)
+        return sum(used.values())
 
     def at(self, factor: float) -> fx.GraphModule:
         """The new network with widths multiplied by `factor`, and such that channels can be split as they are."""
@@ -54,6 +79,14 @@ class Converter:
         while True:
             try:
                 return self._built()
+            except UnequalError as error:
+                if self.unit:
+                    raise ValueError(f"convert: {error}") from None
+                # every width by the same fraction: so sums of widths stay sums
+                kinds = (*CONVS, *TRANSPOSED, nn.Linear)
+                layers_ = [(name, m) for name, m in self.model.named_modules() if isinstance(m, kinds) and name not in self.heads]
+                widths = [getattr(m, "out_channels", getattr(m, "out_features", 0)) for _, m in layers_]
+                self.unit = math.gcd(*(w for w in widths if w > 1))
             except UnevenError as error:
                 needed = math.lcm(self.multiple, error.parts)
                 self.multiple = needed if needed > self.multiple else self.multiple * error.parts  # parts of parts
@@ -64,7 +97,10 @@ class Converter:
         self.graph, self.root = fx.Graph(), nn.Module()
         self.values: dict[fx.Node, Value] = {}
         self.made: dict[str, nn.Module] = {}
+        self.spared: set[fx.Node] = set()  # calls that are done already
+        self.axes: list[Literal["", "last", "squeezed"]] = []  # where the channels of the results are
         for node in self.old_graph.nodes:
+            self.present = node
             handle: Callable[[fx.Node], Value] = getattr(self, f"_{node.op}")
             try:
                 self.values[node] = handle(node)
@@ -94,6 +130,7 @@ class Converter:
                 return tuple(result(part) for part in x.node)
             if x.of is not None and x.of.kind != "image":
                 raise self.refusal("a shape as a result", Value(None), "return its entries, x.shape[2]")
+            self.axes.append("last" if x.last else "squeezed" if x.squeezed else "")
             y = self.pooled(x)
             if x.kind == "flat" and self.pool is not None:
                 return self.graph.call_method("flatten", (y.node, 1))
@@ -229,9 +266,9 @@ class Converter:
                 )
         new = {v.new for v in maps if v.old == like.old}
         if len(new) > 1:
-            raise ValueError(
-                f"convert: {node.name} adds or multiplies maps that had {like.old} channels and now have {sorted(new)}, "
-                'since some of them are concatenated, or results; use keep="channels"'
+            raise UnequalError(
+                f"{node.name} adds or multiplies maps that had {like.old} channels and now have {sorted(new)}, "
+                f'since some of them are concatenated, or results; use keep="channels" (in {node.meta["place"]})'
             )
         if like.kind == "flat" and any(self.waits(v) and self.held(v).numel() > 1 for v in inputs.values()):
             if not all(v.single for v in maps):
@@ -251,6 +288,8 @@ class Converter:
             numbers = {n: self._parameter(str(v.node.target), self.held(v).reshape(())) for n, v in single.items()}
             return Value(self._copied(node, {n: numbers.get(n, v.node) for n, v in inputs.items()}), "size")
         found = Value(self._copied(node, {n: self.own(v) for n, v in inputs.items()}))
+        if any(v.squeezed for v in inputs.values()):
+            return replace(found, squeezed=pointwise)
         # torch.arange(x.shape[2]) and the like are positions
         python = node.op == "call_function" and getattr(node.target, "__module__", "") in ("_operator", "math", "builtins")
         sizes = bool(inputs) and all(v.kind == "size" for v in inputs.values())
@@ -316,6 +355,8 @@ class Converter:
         """How many channels a layer gets."""
         if name in self.heads or channels == 1:  # one for all, as an attention has it
             return channels
+        if self.unit and channels % self.unit == 0:
+            return channels // self.unit * max(1, round(self.unit * self.factor))
         return self.multiple * max(1, round(channels * self.factor / self.multiple))
 
     def pooled(self, x: Value) -> Value:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,9 @@ from torch import fx, nn
 
 from gcnn.pointwise import POINTWISE_FUNCTIONS, POINTWISE_METHODS, POINTWISE_MODULES
 from gcnn.rebuild.values import ADAPTIVE, AVG_POOLS, CONVS, FUNCTIONAL_POOLS, INSTANCE_NORMS, MAX_POOLS, NORMS, PADS, TRANSPOSED
+
+# what images may go through, or meet each other in, on the way to a convolution
+_MEETING = (torch.cat, torch.concat, torch.concatenate, operator.getitem, "expand", "repeat")
 
 
 def heads(model: nn.Module, graph: fx.Graph) -> Iterator[str]:
@@ -41,6 +45,14 @@ def ends(model: nn.Module, graph: fx.Graph) -> set[fx.Node]:
     return found
 
 
+def leads_to_results(node: fx.Node) -> bool:
+    """Whether nothing but functions of this value alone stands between it and the results of the network."""
+    return all(
+        user.op == "output" or (len(user.all_input_nodes) == 1 and bool(user.users) and leads_to_results(user))
+        for user in node.users
+    )
+
+
 def images(model: nn.Module, graph: fx.Graph) -> dict[fx.Node, int]:
     """The inputs that are images, and how many channels they have if that is known: those that lead to a convolution."""
     given = [node for node in graph.nodes if node.op == "placeholder"]
@@ -54,7 +66,8 @@ def images(model: nn.Module, graph: fx.Graph) -> dict[fx.Node, int]:
                 direct = node.args[:1] == (start,) or _channels_stay(model, node.args[0], start)
                 found[start] = max(found.get(start, 0), module.in_channels if direct else 0)
                 continue
-            if node is start or _passes(model, node, numbers=True) or node.target in (torch.cat, torch.concat, torch.concatenate):
+            meets = node.target in _MEETING or (node.op != "call_module" and _pointwise(node) and _of_inputs_alone(node))
+            if node is start or meets or _passes(model, node, numbers=True):
                 waiting += [user for user in node.users if user not in seen]
                 seen.update(node.users)
     return found or dict.fromkeys(given[:1], 0)
@@ -67,8 +80,16 @@ def _passes(model: nn.Module, node: fx.Node, numbers: bool = False) -> bool:
     if node.op == "call_module":
         kinds = (*POINTWISE_MODULES, *NORMS, *INSTANCE_NORMS, nn.GroupNorm, *MAX_POOLS, *AVG_POOLS, *ADAPTIVE, nn.Upsample)
         return isinstance(model.get_submodule(str(node.target)), (*kinds, *(kind for pads in PADS for kind in pads)))
-    functions = (*FUNCTIONAL_POOLS, F.interpolate, F.pad)
-    return node.target in POINTWISE_FUNCTIONS or node.target in POINTWISE_METHODS or node.target in functions
+    return _pointwise(node) or node.target in (*FUNCTIONAL_POOLS, F.interpolate, F.pad)
+
+
+def _of_inputs_alone(node: fx.Node) -> bool:
+    """Whether no layer comes before this."""
+    return all(n.op != "call_module" and _of_inputs_alone(n) for n in node.all_input_nodes)
+
+
+def _pointwise(node: fx.Node) -> bool:
+    return node.target in POINTWISE_FUNCTIONS or node.target in POINTWISE_METHODS
 
 
 def _channels_stay(model: nn.Module, node: Any, start: fx.Node) -> bool:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from gcnn.indices import support
@@ -26,6 +27,7 @@ from gcnn.rebuild.values import (
     NORMS_THAT_ACT,
     PADS,
     TRANSPOSED,
+    UnevenError,
     Value,
     divisor,
     whole,
@@ -97,7 +99,7 @@ def _linear(net: Converter, name: str, module: nn.Linear, x: Value) -> Value:
         raise net.refusal(f"{name} ({module})", x, remedy)
     if x.kind == "fibre" and x.old not in (0, module.in_features):
         raise net.refusal(f"{name} ({module}), which gets {x.old} numbers as far as can be seen,", x, "reshape with flatten(1)")
-    if x.kind == "fibre" and name in net.heads and net.pool is not None:
+    if x.kind == "fibre" and name in net.final and net.pool is not None:
         made = net.layer(name, module, lambda: nn.Linear(x.new, module.out_features, module.bias is not None))
         y = _taken_over(net, name, module, net.pooled(x), lambda: made)
         return replace(y, kind="other", old=module.out_features, new=module.out_features)
@@ -113,7 +115,7 @@ def _linear(net: Converter, name: str, module: nn.Linear, x: Value) -> Value:
     y = net.insert(name, made, x)
     node = y.node if x.kind == "fibre" else net.single(y, name).node
     found = Value(node, "fibre", module.out_features, k)
-    return net.pooled(found) if name in net.heads else found
+    return net.pooled(found) if name in net.final else found
 
 
 def _norm(net: Converter, name: str, module: Any, x: Value) -> Value:
@@ -149,7 +151,10 @@ def _taken_over(net: Converter, name: str, module: nn.Module, x: Value, make: Ca
     """The new layer, with the old one's numbers if weights are kept."""
     made: Any = net.layer(name, module, make)
     if net.weights:
-        getattr(made, "module", made).load_state_dict(module.state_dict())
+        inner = getattr(made, "module", made)
+        inner.load_state_dict(module.state_dict())
+        for mine, theirs in zip(inner.parameters(), module.parameters(), strict=True):
+            mine.requires_grad_(theirs.requires_grad)
     return net.insert(name, made, x)
 
 
@@ -199,6 +204,8 @@ def _place(net: Converter, name: str, made: Any, weight: Tensor, bias: Tensor | 
         if bias is not None:
             assert made.bias is not None
             made.bias.copy_(bias)
+            made.bias.requires_grad_(bias.requires_grad)
+    made.weight.requires_grad_(weight.requires_grad)
 
 
 def _pool(net: Converter, name: str, module: Any, x: Value) -> Value:
@@ -270,7 +277,24 @@ def softmax_over(net: Converter, what: str, log: bool, dim: Any, x: Value, dtype
     x = net.vector(x)
     if not net.along_channels(x, dim):
         raise net.refusal(f"{what} along axis {dim},", x, "take it over the channels, axis 1, of maps that are not flat")
+    # else probabilities would not sum up to 1; from weights, means of logarithms are the means of the old answers
+    first = net.pool == "max" or (log and net.pool is not None and not net.weights)
+    if first and net.is_result(net.present):
+        x = replace(net.pooled(x), last=x.last)
     return replace(x, node=net.graph.call_function(torch.log_softmax if log else torch.softmax, (x.node, 1), {"dtype": dtype}))
+
+
+def _glu(net: Converter, name: str, module: nn.GLU, x: Value) -> Value:
+    return gated(net, net.present, module.dim, x)
+
+
+def gated(net: Converter, node: fx.Node, dim: Any, x: Value) -> Value:
+    """One half of the channels, multiplied by the sigmoid of the other."""
+    if not net.along_channels(x, dim) or not x.old:
+        raise net.refusal(f"{node.name}, a glu along axis {dim},", x, "take it over the channels, axis 1")
+    if x.new % 2:
+        raise UnevenError(node.name, x, 0, x.old // 2, 2)
+    return replace(x, node=net.graph.call_function(F.glu, (x.node, 1)), old=x.old // 2, new=x.new // 2)
 
 
 def _channel_dropout(net: Converter, name: str, module: Any, x: Value) -> Value:
@@ -303,10 +327,11 @@ MODULES: dict[Any, Callable[..., Value]] = {
     CHANNEL_DROPOUTS: _channel_dropout,
     nn.Flatten: _flatten,
     (nn.Softmax, nn.LogSoftmax, nn.Softmax2d): _softmax,
+    nn.GLU: _glu,
     tuple(kind for kinds in PADS for kind in kinds): _pad,
 }
 
-OF_LAST = (nn.Linear, nn.LayerNorm, nn.Flatten, nn.Softmax, nn.LogSoftmax)  # they ask where the channels are
+OF_LAST = (nn.Linear, nn.LayerNorm, nn.Flatten, nn.Softmax, nn.LogSoftmax, nn.GLU)  # they ask where the channels are
 
 OF_LINES = (
     *NORMS,
@@ -316,4 +341,5 @@ OF_LINES = (
     nn.Flatten,
     nn.Softmax,
     nn.LogSoftmax,
+    nn.GLU,
 )  # they do not ask for axes of space

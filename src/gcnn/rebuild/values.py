@@ -59,6 +59,8 @@ class Value:
     """The shape that a parameter was given."""
     of: Value | None = None
     """The value whose shape this is."""
+    squeezed: bool = False
+    """An image of one channel, without that axis: a result."""
 
 
 class UnevenError(Exception):
@@ -70,6 +72,10 @@ class UnevenError(Exception):
             'share; use keep="channels"'
         )
         self.parts = parts
+
+
+class UnequalError(Exception):
+    """Maps meet that had as many channels, and have not: widths were rounded one by one."""
 
 
 def attribute(model: nn.Module, name: str) -> Any:
