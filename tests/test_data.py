@@ -338,7 +338,7 @@ def test_pictures_of_ones_own(tmp_path: Path) -> None:
     Image.fromarray(colour).save(tmp_path / "train" / "b" / "2.png")
     assert data.pictures(tmp_path).train.images.shape == (3, 3, 7, 5)
     for image, words in (
-        (Image.new("L", (6, 7)), r"2.png has 6 x 7 pixels, .*0.png has 5 x 7"),
+        (Image.new("L", (6, 7)), r"2.png has 6 x 7 pixels, .*1.png has 5 x 7"),
         (Image.fromarray(numbers[0].astype(np.uint16)), "expected bytes"),
     ):
         image.save(tmp_path / "train" / "b" / "2.png")
@@ -351,3 +351,91 @@ def test_pictures_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "test" / "c").mkdir()
     with pytest.raises(ValueError, match=r"classes that .* has not: c"):
         data.pictures(tmp_path)
+
+
+def drawn_pictures(root: Path, count: int = 6, classes: tuple[str, ...] = ("healthy", "tumour"), size: int = 9) -> Path:
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    for part in ("train", "test"):
+        for name in classes:
+            (root / part / name).mkdir(parents=True)
+            for i in range(count):
+                pixels = rng.integers(0, 256, (size, size, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(root / part / name / f"{i}.png")
+    return root
+
+
+def test_held_out_pictures_are_of_every_class(tmp_path: Path) -> None:
+    found = data.pictures(drawn_pictures(tmp_path)).hold_out(6)
+    assert found.test.labels.tolist() == [0, 1] * 3
+    assert found.train.labels.bincount().tolist() == [3, 3]
+
+
+def test_folders_that_are_no_classes(tmp_path: Path) -> None:
+    root = drawn_pictures(tmp_path / "all")
+    (root / "train" / ".ipynb_checkpoints").mkdir()
+    (root / "train" / "healthy" / "._1.png").write_bytes(b"not a picture")
+    assert data.pictures(root).classes == ("healthy", "tumour")
+    (root / "train" / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"empty holds no pictures, .*expected some of every class"):
+        data.pictures(root)
+    with pytest.raises(ValueError, match="has 1 folders of classes, expected two or more"):
+        data.pictures(drawn_pictures(tmp_path / "one", classes=("healthy",)))
+
+
+def test_transparent_and_paged_pictures_are_read_alike_everywhere(tmp_path: Path) -> None:
+    from PIL import Image
+
+    root = drawn_pictures(tmp_path)
+    strokes = np.zeros((9, 9, 4), np.uint8)
+    strokes[4, 2:7, 3] = 255  # black on nothing
+    Image.fromarray(strokes).save(root / "train" / "tumour" / "0.png")
+    assert data.pictures(root).train.images[1, :, 0, 0].tolist() == [255] * 3
+    assert data.read_picture(root / "train" / "tumour" / "0.png")[0, 0].tolist() == [255] * 3
+    page = Image.new("RGB", (9, 9))
+    page.save(root / "train" / "tumour" / "0.tif", save_all=True, append_images=[page])
+    with pytest.raises(ValueError, match=r"0.tif holds 2 images"):
+        data.pictures(root)
+
+
+def test_a_slide_is_no_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from PIL import Image
+
+    Image.new("L", (64, 64)).save(tmp_path / "slide.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(ValueError, match=r"slide.png is too large for one picture; cut it into tiles"):
+        data.read_picture(tmp_path / "slide.png")
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"),
+    [
+        (np.random.default_rng(0).random((3, 3, 3, 3)), r"expected volumes as bytes, got x_train of float64 from 0"),
+        (np.full((3, 3, 3, 3), 300, np.int16), "int16 from 300 to 300"),
+        (np.full((3, 3, 3, 3), -1000, np.int16), "int16 from -1000 to -1000"),
+        (np.zeros((0, 3, 3, 3), np.uint8), "x_train is empty"),
+    ],
+)
+def test_volumes_that_would_be_misread(numbers: Any, words: str, tmp_path: Path) -> None:
+    good = np.ones((3, 3, 3, 3), np.float32)
+    labels = np.arange(3)
+    np.savez(tmp_path / "v.npz", x_train=good, y_train=labels, x_test=good, y_test=labels)
+    assert volumes(tmp_path / "v.npz").train.images.unique().tolist() == [1]  # full or empty, whatever the dtype
+    np.savez(tmp_path / "v.npz", x_train=numbers, y_train=labels[: len(numbers)], x_test=good, y_test=labels)
+    with pytest.raises(ValueError, match=words):
+        volumes(tmp_path / "v.npz")
+
+
+def test_files_of_volumes_that_are_none(tmp_path: Path) -> None:
+    path = tmp_path / "v.npz"
+    np.savez(path, x_train=np.zeros((3, 3, 3, 3), np.uint8))
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ValueError, match=r"v.npz could not be read as an .npz file, it may be cut off"):
+        volumes(path)
+    path.write_bytes(b"no archive")
+    with pytest.raises(ValueError, match=r"v.npz could not be read as an .npz file"):
+        volumes(path)
+    np.save(tmp_path / "v.npy", np.zeros(3))
+    with pytest.raises(ValueError, match=r"v.npy holds one array, expected an .npz file"):
+        volumes(tmp_path / "v.npy")

@@ -22,6 +22,7 @@ from torch import Tensor
 from gcnn import cli, p4
 from gcnn import train as module
 from gcnn.data import Dataset, Split, digits
+from gcnn.models import build, save
 from gcnn.recipes import RECIPES
 from gcnn.report import report
 from gcnn.steps import Inputs, batches, moved, turned
@@ -662,3 +663,103 @@ def test_converted_networks_train_too(small: Any) -> None:
     assert train(config, progress=False, data=small).history[-1]["epoch"] == 1
     with pytest.raises(ValueError, match="unet answers for every pixel"):
         train(dataclasses.replace(TINY, model="unet", channels=0), progress=False, data=small)
+
+
+def test_a_run_does_not_go_on_with_other_images(small: Dataset, tmp_path: Path) -> None:
+    config = dataclasses.replace(TINY, epochs=1)
+    train(config, tmp_path, progress=False, data=small)
+    fewer = Dataset("small", small.train[:150], small.test, small.classes)
+    with pytest.raises(
+        ValueError, match=r"now they are of shape \(1, 28, 28\), 150 of them with mean .*resume with the same data"
+    ):
+        train(dataclasses.replace(config, epochs=2), tmp_path, resume=True, progress=False, data=fewer)
+
+
+def test_a_run_is_tested_on_what_it_learned(small: Dataset, tmp_path: Path) -> None:
+    for name, classes in (("a", small.classes), ("b", tuple("abcdefghij"))):
+        data = Dataset("small", small.train, small.test, classes)
+        train(dataclasses.replace(TINY, epochs=1), tmp_path / name, progress=False, data=data)
+    run = load_run(tmp_path / "b")
+    with pytest.raises(ValueError, match=r"trained with classes \('a', .*, small has \('0', "):
+        run.check_data(small)
+    wide = Dataset("small", small.train, Split(small.test.images[..., :20], small.test.labels), tuple("abcdefghij"))
+    with pytest.raises(ValueError, match=r"images of shape \(1, 28, 28\), small has \(1, 28, 20\)"):
+        run.check_data(wide)
+    with pytest.raises(ValueError, match=r"b: the run was trained with classes"):
+        report([tmp_path / "a", tmp_path / "b"], tmp_path / "page.html", small, images=10)
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_rectangles_keep_their_shapes_when_they_turn() -> None:
+    x = torch.zeros(1, 1, 20, 60)
+    x[..., 8:12, 28:32] = 1  # a square about the middle
+    y = turned(x, torch.tensor([math.pi / 2]))
+    torch.testing.assert_close(y, x, rtol=0, atol=1e-4)
+    bar = torch.zeros(1, 1, 20, 60)
+    bar[..., 9:11, 26:34] = 1
+    torch.testing.assert_close(
+        turned(bar, torch.tensor([math.pi / 2]))[..., 6:14, 29:31], torch.ones(1, 1, 8, 2), rtol=0, atol=1e-4
+    )
+
+
+def test_reports_of_converted_networks(small: Dataset, tmp_path: Path) -> None:
+    config = Config(model="resnet18", group="p4", widths=(8, 8, 8, 8), epochs=1, batch_size=100)
+    tiny = Dataset("small", small.train[:100], small.test[:20], small.classes)
+    train(config, tmp_path / "run", progress=False, data=tiny)
+    report([tmp_path / "run"], tmp_path / "page.html", tiny, images=4)
+    assert "Filters of the first layer" in (tmp_path / "page.html").read_text()
+
+
+def test_a_run_that_ends_untested_says_so(shell: Any, tmp_path: Path, small: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, original = dataclasses.replace(TINY, epochs=3, test_every=9), module._Reporter.epoch
+
+    def interrupted(self: Any, row: dict[str, Any]) -> None:
+        original(self, row)
+        if row["epoch"] == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(module._Reporter, "epoch", interrupted)
+    monkeypatch.setattr(module, "load", lambda *_: small)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path, progress=False, data=small)
+    status, text = shell("train", "--resume", "--out", str(tmp_path), "--epochs", "2")
+    assert (status, "not tested yet after 2 epochs" in text) == (0, True)
+
+
+def test_weights_in_the_place_of_a_checkpoint(tmp_path: Path) -> None:
+    save(build("p4cnn"), tmp_path / "last.safetensors")
+    with pytest.raises(ValueError, match=r"holds weights, but no checkpoint of gcnn train"):
+        load_run(tmp_path)
+
+
+def test_reading_a_run_leaves_the_random_numbers_alone(small: Dataset, tmp_path: Path) -> None:
+    train(dataclasses.replace(TINY, epochs=1), tmp_path, progress=False, data=small)
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    load_run(tmp_path)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_network_that_is_not_exact_says_so_before_it_trains(small: Dataset, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny = Dataset("small", small.train[:100], small.test[:20], small.classes)
+    config = Config(model="resnet44", group="p4m", widths=(2, 2, 2), epochs=1, batch_size=100)
+    train(config, data=tiny)
+    assert "note: resnet44 is not exact at 28 x 28: under p4m" in capsys.readouterr().err
+    train(dataclasses.replace(config, downsample="pool", invariant=True), data=tiny)
+    assert "note:" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"widths": ("a",)}, "widths must be positive whole numbers"),
+        ({"lr": math.inf}, "lr must be a number"),
+        ({"rotate": -5.0}, "rotate must be at least 0"),
+        ({"weight_decay": -5.0}, "weight_decay must be at least 0"),
+        ({"channels": -1}, "channels must be at least 0"),
+    ],
+)
+def test_settings_that_make_no_sense(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Config(**settings)

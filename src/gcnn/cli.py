@@ -6,17 +6,19 @@ import argparse
 import dataclasses
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.utils.flop_counter import FlopCounterMode
 
 from gcnn import __version__
 from gcnn.checks import unknown
-from gcnn.data import SOURCES, download, load
+from gcnn.data import SOURCES, download, load, read_picture
 from gcnn.groups import GROUPS
 from gcnn.models import EXAMPLES, build
 from gcnn.models.cnn import ToHexagonal
@@ -173,7 +175,7 @@ def _train(chosen: argparse.Namespace) -> None:
         done = train(settings, folder, asked.resume)
     except KeyboardInterrupt:
         saved = (folder / "last.safetensors").exists()
-        way = f"; go on with gcnn train --resume --out {folder}"
+        way = f"; go on with gcnn train --resume --out {shlex.quote(str(folder))}"
         way = way if saved else " in the first epoch, before anything was saved; start again with the same command"
         raise KeyboardInterrupt(way) from None
     if dist.is_initialized():
@@ -185,7 +187,9 @@ def _train(chosen: argparse.Namespace) -> None:
         print(f"the run had its {before} epochs already; a larger --epochs goes on, if its learning rate is constant")
     kind = "validation" if settings.validation else "test"
     which = f" with the weights of epoch {done.kept['epoch']}" if done.kept else ""
-    print(f"{name}: {kind} error {done.tested['test_error']:.2f} % after {last['epoch']} epochs{which}; the run is in {folder}")
+    found = done.tested.get("test_error")
+    told = "not tested yet" if found is None else f"{kind} error {found:.2f} %"
+    print(f"{name}: {told} after {last['epoch']} epochs{which}; the run is in {folder}")
 
 
 def _base(recipe: str, file: str) -> Config:
@@ -212,9 +216,11 @@ def _base(recipe: str, file: str) -> Config:
 
 
 def _data(run: Run, root: str = "") -> Any:
-    data = load(run.config.data, root or run.config.data_root or None)
-    if run.data != data.name:
-        raise ValueError(f"the run was trained on {run.data}, not on {data.name}; test it with gcnn.train.evaluate")
+    try:
+        data = load(run.config.data, root or run.config.data_root or None)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{error}; if the files have moved, say where they are with --data-root") from error
+    run.check_data(data)
     return data.hold_out(run.config.validation) if run.config.validation else data
 
 
@@ -249,39 +255,16 @@ def _predict(chosen: argparse.Namespace) -> int:
 
 
 def _pixels(name: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """An image file as bytes of `shape`; light strokes on nothing are laid on black, others on white."""
-    import numpy as np
+    """An image file as bytes of `shape`."""
     from PIL import Image
 
     if len(shape) != 3:
         raise ValueError(f"{name}: the network takes volumes {shape}, not images; use Run.predict of gcnn.train.load_run")
     channels, rows, columns = shape
-    if Path(name).is_dir():
-        raise ValueError(f"{name} is a folder; give image files, such as {name}/*.png")
-    with Image.open(name) as image:
-        if image.size != (columns, rows):
-            raise ValueError(
-                f"{name} has {image.size[0]} x {image.size[1]} pixels, the network takes {columns} x {rows}; resize it"
-            )
-        if getattr(image, "n_frames", 1) > 1:
-            raise ValueError(f"{name} holds {image.n_frames} images; save them as files of their own")
-        if image.mode.startswith(("I", "F")):  # 16 bits and more
-            values = np.array(image).astype(np.float64)
-            if 0 < values.max() <= 1:
-                raise ValueError(
-                    f"{name} has numbers from {values.min():g} to {values.max():g}, expected bytes; save it times 255"
-                )
-            if 255 < values.max() < 8192:
-                raise ValueError(f"{name} has 16 bits, of which it uses {values.max():g} of 65535; rescale it to its own white")
-            if values.min() < 0 or values.max() > 65_535:
-                raise ValueError(f"{name} has values from {values.min()} to {values.max()}, expected 0 to 65535; rescale it")
-            wide = image.mode.startswith("I;16") or values.max() > 255
-            image = Image.fromarray((values / (257 if wide else 1)).astype(np.uint8))
-        drawn = image.convert("RGBA")
-        light, cover = (np.array(part).astype(np.float64) for part in (drawn.convert("L"), drawn.getchannel("A")))
-        solid = Image.new("RGBA", image.size, "black" if (light * cover).sum() > 127 * cover.sum() else "white")
-        solid.alpha_composite(drawn)
-        pixels = torch.from_numpy(np.array(solid.convert("L" if channels == 1 else "RGB")))
+    read = read_picture(name)
+    if read.shape[:2] != (rows, columns):
+        raise ValueError(f"{name} has {read.shape[1]} x {read.shape[0]} pixels, the network takes {columns} x {rows}; resize it")
+    pixels = torch.from_numpy(np.array(Image.fromarray(read).convert("L" if channels == 1 else "RGB")))
     return pixels[None] if channels == 1 else pixels.permute(2, 0, 1)
 
 

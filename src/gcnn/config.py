@@ -102,6 +102,14 @@ class Config:
             object.__setattr__(self, name, tuple(getattr(self, name)))
         positive = {"epochs": self.epochs, "batch_size": self.batch_size, "lr": self.lr, "test_every": self.test_every}
         positive["test_turns"] = self.test_turns
+        for name in ("widths", "drops"):
+            if not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in getattr(self, name)):
+                raise ValueError(f"{name} must be positive whole numbers, got {getattr(self, name)}")
+        for name in ("rotate", "weight_decay", "channels", "validation"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        if not math.isfinite(self.lr):
+            raise ValueError(f"lr must be a number, 0.001 for example, got {self.lr}")
         for name, value in positive.items():
             if not value > 0:
                 raise ValueError(f"{name} must be positive, got {value}")

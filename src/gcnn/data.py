@@ -1,7 +1,8 @@
 """Data sets, read from their own file formats in a folder that the user names, checked, as plain tensors of bytes.
 
 Rotated MNIST (paper, section 8.1) is rebuilt from MNIST by integer arithmetic alone, so that every machine gets the same
-bytes. `digits()` is a part of it that comes with the package and needs no download. No file is ever unpickled.
+bytes. `digits()` is a part of it that comes with the package and needs no download. Pickles (the python version of CIFAR-10) are
+read by an unpickler that makes arrays alone, and runs no code of theirs.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import hashlib
 import io
 import lzma
 import pickle
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.resources import files
@@ -32,6 +34,7 @@ __all__ = [
     "load",
     "mnist",
     "pictures",
+    "read_picture",
     "rotated_mnist",
     "volumes",
     "whitened_cifar10",
@@ -205,7 +208,13 @@ def volumes(path: str | Path) -> Dataset:
     """Volumes (N, 1, D, H, W) from an .npz with x_train, y_train, x_test, y_test or MedMNIST's train_images, train_labels ..."""
     path = Path(path)
     _need(path, "an .npz file of volumes")
-    with np.load(path, allow_pickle=False) as archive:
+    with path.open("rb") as file:
+        try:
+            archive = np.load(file, allow_pickle=False)
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            raise ValueError(f"{path} could not be read as an .npz file, it may be cut off: {error}") from error
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise ValueError(f"{path} holds one array, expected an .npz file of several; write it with numpy.savez_compressed")
         names = ("x_{}", "y_{}") if "x_train" in archive else ("{}_images", "{}_labels")
         wanted = [name.format(part) for part in ("train", "test") for name in names]
         if missing := [name for name in wanted if name not in archive]:
@@ -217,9 +226,72 @@ def volumes(path: str | Path) -> Dataset:
         x, y = arrays[names[0].format(part)], arrays[names[1].format(part)].reshape(-1)
         if x.ndim != 4:
             raise ValueError(f"{path}: expected volumes (N, D, H, W), got {names[0].format(part)} of shape {x.shape}")
+        if not len(x):
+            raise ValueError(f"{path}: {names[0].format(part)} is empty, expected volumes (N, D, H, W)")
+        if x.dtype not in (np.uint8, bool) and not (x.min() >= 0 and x.max() <= 255 and (x == np.round(x)).all()):
+            raise ValueError(
+                f"{path}: expected volumes as bytes, got {names[0].format(part)} of {x.dtype} from {x.min()} to {x.max()}; bring "
+                "them to 0 to 255, .astype(numpy.uint8)"
+            )
         parts.append(_split(x[:, None].astype(np.uint8), y))
     count = int(max(parts[0].labels.max(), parts[1].labels.max())) + 1
     return Dataset(path.stem, parts[0], parts[1], classes or tuple(str(i) for i in range(count)))
+
+
+def _shown(folder: Path) -> list[Path]:
+    """What a folder holds, but for hidden files."""
+    return sorted(path for path in folder.glob("*") if not path.name.startswith("."))
+
+
+def read_picture(path: str | Path) -> Bytes:
+    """An image file as bytes, (rows, columns) if it is gray, else (rows, columns, 3).
+
+    What is transparent is laid on black under light strokes, and on white under others. Gray of 16 bits becomes bytes.
+
+    >>> import tempfile
+    >>> from PIL import Image
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     Image.new("RGB", (9, 7)).save(folder + "/1.png")
+    ...     read_picture(folder + "/1.png").shape
+    (7, 9, 3)
+    """
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ImportError('pictures are read by pillow, which is not installed: pip install "gcnn[train]"') from error
+    if Path(path).is_dir():
+        raise ValueError(f"{path} is a folder; give image files, such as {path}/*.png")
+    try:
+        with Image.open(path) as image:
+            if getattr(image, "n_frames", 1) > 1:
+                raise ValueError(f"{path} holds {image.n_frames} images; save them as files of their own")
+            if image.mode.startswith(("I", "F")):
+                return _of_16_bits(path, np.array(image).astype(np.float64), image.mode.startswith("I;16"))
+            if image.mode not in ("1", "L", "LA", "P", "PA", "RGB", "RGBA"):
+                raise ValueError(f"{path} is of the kind {image.mode}, expected bytes, in gray or in colour; convert it")
+            gray = image.mode in ("1", "L", "LA")
+            drawn = image.convert("RGBA")
+            light, cover = (np.array(part).astype(np.float64) for part in (drawn.convert("L"), drawn.getchannel("A")))
+            solid = Image.new("RGBA", image.size, "black" if (light * cover).sum() > 127 * cover.sum() else "white")
+            solid.alpha_composite(drawn)
+            return np.array(solid.convert("L" if gray else "RGB"))
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise OSError(f"{path} could not be read: {error}") from error
+    except Image.DecompressionBombError as error:
+        raise ValueError(f"{path} is too large for one picture; cut it into tiles ({error})") from error
+
+
+def _of_16_bits(path: str | Path, values: npt.NDArray[np.float64], wide: bool) -> Bytes:
+    low, high = values.min(), values.max()
+    if 0 < high <= 1:
+        raise ValueError(f"{path} has numbers from {low:g} to {high:g}, expected bytes; save it times 255")
+    if (0 if wide else 255) < high < 8192:
+        raise ValueError(f"{path} has 16 bits, of which it uses {high:g} of 65535; expected bytes, rescale it to its own white")
+    if low < 0 or high > 65_535:
+        raise ValueError(f"{path} has values from {low} to {high}, expected bytes, or 0 to 65535; rescale it")
+    return (values / (257 if wide or high > 255 else 1)).astype(np.uint8)
 
 
 KINDS = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
@@ -228,7 +300,9 @@ KINDS = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 def pictures(root: str | Path) -> Dataset:
     """Pictures of one's own, all of one size: root/train/CLASS/*.png and root/test/CLASS/*.png, or .jpg, .tif, .bmp.
 
-    They stay gray if all of them are, and become RGB otherwise. Needs pip install "gcnn[train]".
+    They stay gray if all of them are, and become RGB otherwise; `read_picture` reads each. The classes take turns, so that the
+    last ones (`Dataset.hold_out`) are of every class. Names that begin with a dot are passed over. Needs
+    pip install "gcnn[train]".
 
     >>> import tempfile
     >>> from PIL import Image
@@ -241,37 +315,35 @@ def pictures(root: str | Path) -> Dataset:
     (('healthy', 'tumour'), torch.Size([2, 3, 9, 9]))
     """
     try:
-        from PIL import Image
         from tqdm import tqdm
     except ImportError as error:
-        raise ImportError('pictures are read by pillow, which is not installed: pip install "gcnn[train]"') from error
+        raise ImportError('pictures are read under a bar of tqdm, which is not installed: pip install "gcnn[train]"') from error
     root = Path(root)
     for part in ("train", "test"):
         if not (root / part).is_dir():
             raise FileNotFoundError(
                 f"{root / part} is missing; expected folders {part}/CLASS with the pictures of each class, {', '.join(KINDS)}"
             )
-    classes = tuple(sorted(path.name for path in (root / "train").iterdir() if path.is_dir()))
-    if others := sorted({path.name for path in (root / "test").iterdir() if path.is_dir()} - set(classes)):
+    train_, test = ({path.name for path in _shown(root / part) if path.is_dir()} for part in ("train", "test"))
+    classes = tuple(sorted(train_))
+    if others := sorted(test - train_):
         raise ValueError(f"{root / 'test'} has classes that {root / 'train'} has not: {', '.join(others)}")
-    found: list[tuple[str, int, Path]] = [
-        (part, label, path)
-        for part in ("train", "test")
-        for label, name in enumerate(classes)
-        for path in sorted((root / part / name).glob("*"))
-        if path.suffix.lower() in KINDS
-    ]
-    if {part for part, _, _ in found} != {"train", "test"}:
-        raise ValueError(f"{root}: found no pictures in train/CLASS or in test/CLASS; expected {', '.join(KINDS)}")
+    if len(classes) < 2:
+        raise ValueError(f"{root / 'train'} has {len(classes)} folders of classes, expected two or more to tell apart")
+    found: list[tuple[str, int, Path]] = []
+    for part in ("train", "test"):
+        ordered: list[tuple[float, int, Path]] = []
+        for label, name in enumerate(classes):
+            paths = [p for p in _shown(root / part / name) if p.suffix.lower() in KINDS]
+            if part == "train" and not paths:
+                raise ValueError(f"{root / part / name} holds no pictures, {', '.join(KINDS)}; expected some of every class")
+            ordered += [((i + 0.5) / len(paths), label, path) for i, path in enumerate(paths)]
+        found += [(part, label, path) for _, label, path in sorted(ordered)]
+    if "test" not in {part for part, _, _ in found}:
+        raise ValueError(f"{root}: found no pictures in test/CLASS; expected {', '.join(KINDS)}")
     read = []
     for _, _, path in tqdm(found, "reading pictures", disable=None):
-        try:
-            with Image.open(path) as image:
-                if image.mode not in ("1", "L", "LA", "P", "RGB", "RGBA"):
-                    raise ValueError(f"{path} is of the kind {image.mode}, expected bytes, in gray or in colour; convert it")
-                read.append(np.array(image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")))
-        except OSError as error:
-            raise OSError(f"{path} could not be read: {error}") from error
+        read.append(read_picture(path))
         if read[-1].shape[:2] != read[0].shape[:2]:
             (rows, columns), (height, width) = read[0].shape[:2], read[-1].shape[:2]
             raise ValueError(

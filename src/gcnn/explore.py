@@ -35,7 +35,7 @@ __all__ = ["Explorer"]
 ANGLES = 72  # steps of five degrees, so that quarter, sixth and third turns are among them
 TURNS = 24  # steps of fifteen degrees, for the errors over many digits
 TRIED = 300  # test digits, looked through for those that a turn makes a network read otherwise
-BYTES = 64_000  # a request holds 784 numbers: what is longer is none of ours
+BYTES = 64_000  # a request holds the numbers of one image, 784 mostly: what is longer is none of ours
 MISSING = 'gcnn explore needs starlette and uvicorn, which are not installed: pip install "gcnn[explore]"'
 PLANE_GROUPS = {name: group for name, group in GROUPS.items() if group.dim == 2}
 
@@ -280,14 +280,15 @@ def make_app(explorer: Explorer) -> Any:
         raise ImportError(MISSING) from error
     page = files("gcnn").joinpath("assets/explore.html").read_text(encoding="utf-8")
     about = explorer.about()
+    most = max(BYTES, 24 * math.prod(explorer.shape))
     questions = {"/look": explorer.look, "/angles": explorer.angles, "/errors": explorer.errors}
 
     async def body(request: Request) -> dict[str, Any]:
         text = b""
         async for part in request.stream():
             text += part
-            if len(text) > BYTES:
-                raise HTTPException(413, f"the request is longer than {BYTES} bytes; send one image as a list of pixels")
+            if len(text) > most:
+                raise HTTPException(413, f"the request is longer than {most} bytes; send one image as a list of pixels")
         try:
             asked = request_json(text)
         except ValueError as error:

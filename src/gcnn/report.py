@@ -13,10 +13,11 @@ import torch
 
 from gcnn import plot
 from gcnn.data import Dataset, load
+from gcnn.files import write_file
 from gcnn.groups import GROUPS, p4
 from gcnn.nn import LiftConv
 from gcnn.testing import equivariance_error
-from gcnn.train import Run, error_by_angle, group_of, load_run, write_file
+from gcnn.train import Run, error_by_angle, group_of, load_run
 
 __all__ = ["report"]
 
@@ -59,10 +60,11 @@ def report(
             raise ValueError(f"{name} was stopped before its first test; go on with it by --resume")
     first = next(iter(runs.values()))
     data = load(first.config.data, root or first.config.data_root or None) if data is None else data
-    if first.data != data.name:
-        raise ValueError(
-            f"{next(iter(runs))} was trained on {first.data}, not on {data.name}; hand the data to gcnn.report.report"
-        )
+    for name, run in runs.items():
+        try:
+            run.check_data(data)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}; hand the data to gcnn.report.report") from None
     data = data.hold_out(first.config.validation) if first.config.validation else data
     parts = [
         _table(runs, data),
@@ -70,7 +72,8 @@ def report(
         *(
             [
                 _figure(
-                    _angles(runs, data, images, progress), f"Test error of the first {images} test images, turned by every angle."
+                    _angles(runs, data, images, progress),
+                    f"Test error of the first {min(images, len(data.test))} test images, turned by every angle.",
                 )
             ]
             if data.test.images.ndim == 4
@@ -159,10 +162,7 @@ def _confusion(name: str, run: Run) -> Any:
 def _on_the_group(run: Run, data: Dataset) -> list[str]:
     """Filters of the first layer, and a feature map of a digit beside that of the digit turned."""
     group = group_of(run.model)
-    layers = list(run.model.children())
-    at = next(i for i, m in enumerate(layers) if isinstance(m, LiftConv))
-    lift = layers[at]
-    assert isinstance(lift, LiftConv)
+    lift = next(m for m in run.model.modules() if isinstance(m, LiftConv))
     filters = lift.filters()[:, :, 0, 0]  # (K_out, S, n, n)
     strongest = filters.square().sum((1, 2, 3)).argsort(descending=True)[:3].tolist()
     drawn, panels = plot.figure(len(strongest), height=4)
@@ -171,7 +171,11 @@ def _on_the_group(run: Run, data: Dataset) -> list[str]:
     found = [_figure(drawn, f"Filters of the first layer under every element of {group.name}.")]
     with torch.no_grad():
         x = (data.test.images[:1].float() - run.mean) / run.std
-        maps = torch.nn.Sequential(*layers[: at + 1])(x.to(lift.weight.device)).relu()[0]
+        seen: list[torch.Tensor] = []
+        hook = lift.register_forward_hook(lambda _, __, y: seen.append(y))
+        run.model(x.to(lift.weight.device))
+        hook.remove()
+        maps = seen[0].relu()[0]
     k = int(maps.sum((1, 2, 3)).argmax())
     words = f"A feature map of the first test image on {group.name}, and the same under element 1: what the turned image gives."
     return [*found, _figure(plot.action(group, maps[k], 1), words)]

@@ -52,8 +52,9 @@ def moved(x: Tensor, shift: int, flip: bool) -> Tensor:
 def turned(x: Tensor, angle: Tensor) -> Tensor:
     """Images turned anticlockwise by an angle each, in radians, by bicubic interpolation."""
     cos, sin, zero = angle.cos(), angle.sin(), torch.zeros_like(angle)
-    # affine_grid counts columns, then rows, rows downward
-    theta = torch.stack([torch.stack([cos, -sin, zero], 1), torch.stack([sin, cos, zero], 1)], 1)
+    shape = x.shape[-2] / x.shape[-1]
+    # affine_grid counts columns, then rows, rows downward, and either from -1 to 1
+    theta = torch.stack([torch.stack([cos, -sin * shape, zero], 1), torch.stack([sin / shape, cos, zero], 1)], 1)
     grid = F.affine_grid(theta, list(x.shape), align_corners=False)
     return F.grid_sample(x, grid, mode="bicubic", padding_mode="zeros", align_corners=False)
 

@@ -14,8 +14,9 @@ import io
 import json
 import math
 import os
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,7 @@ from gcnn.models import EXAMPLES, MODELS, build
 from gcnn.models.weights import digest, read
 from gcnn.nn import GBatchNorm
 from gcnn.steps import Inputs, Stepper, batches, turned
+from gcnn.testing import equivariance_error
 
 __all__ = [
     "Config",
@@ -46,7 +48,6 @@ __all__ = [
     "precision",
     "read_config",
     "train",
-    "write_file",
 ]
 
 
@@ -215,6 +216,17 @@ class Run:
         unknown = Split(images, torch.zeros(len(images), dtype=torch.int64))
         return answers_of(self.model, self.inputs(unknown, device), self.config.test_turns).softmax(1)
 
+    def check_data(self, data: Dataset) -> None:
+        """Raises a ValueError for data that this network does not know."""
+        if self.data != data.name:
+            raise ValueError(f"the run was trained on {self.data}, not on {data.name}; test it with gcnn.train.evaluate")
+        for what, was, now in (
+            ("classes", self.classes, data.classes),
+            ("images of shape", self.shape, tuple(data.test.images.shape[1:])),
+        ):
+            if was != now:
+                raise ValueError(f"the run was trained with {what} {was}, {data.name} has {now}; take the data that it is of")
+
     def check_takes_bytes(self) -> None:
         """Raises a ValueError for a network that saw no plain images."""
         if "whitened" in self.data:
@@ -264,7 +276,12 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise NotADirectoryError(f"{path.parent} is a file; the folder of a run was expected, which holds {path.name}")
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: {path.parent} holds no checkpoint; train with --out {path.parent} first")
-    return read(path, "checkpoint")
+    tensors, meta = read(path, "checkpoint")
+    if missing := [key for key in ("config", "classes", "shape", "group", "history") if key not in meta]:
+        raise ValueError(
+            f"{path} holds weights, but no checkpoint of gcnn train: it does not say its {missing[0]}; gcnn.models.load reads it"
+        )
+    return tensors, meta
 
 
 def _load_model(path: Path, model: nn.Module, tensors: dict[str, Tensor], meta: dict[str, Any], part: str = "model.") -> None:
@@ -283,7 +300,8 @@ def load_run(folder: str | Path, device: str = "cpu") -> Run:
     path = Path(folder) / "last.safetensors"
     tensors, meta = _read(path)
     config = Config(**meta["config"])
-    model = make_model(config, len(meta["classes"]), meta["shape"][0])
+    with torch.random.fork_rng(devices=[]):  # what it draws is thrown away
+        model = make_model(config, len(meta["classes"]), meta["shape"][0])
     _load_model(path, model, tensors, meta, "kept." if meta.get("kept") else "model.")
     return _run(model.to(pick_device(device)), config, meta)
 
@@ -322,13 +340,14 @@ def train(
     if example is not None and data.train.images.ndim != len(example) + 1:
         kinds = ("images", "volumes") if data.train.images.ndim == 4 else ("volumes", "images")
         raise ValueError(f"{config.model} takes {kinds[1]}, {data.name} are {kinds[0]}; choose another --data or --model")
-    pixels = data.train.images.double()
+    mean, std = _mean_and_std(data.train.images)
     meta: dict[str, Any] = {
         "config": json.loads(json.dumps(dataclasses.asdict(config))),
         "classes": data.classes,
         "shape": list(data.train.images.shape[1:]),
-        "mean": float(pixels.mean()),
-        "std": float(pixels.std()) or 1.0,
+        "mean": mean,
+        "std": std or 1.0,
+        "images": len(data.train),
         "history": [],
         "epoch": 0,
         "data": name,
@@ -339,6 +358,8 @@ def train(
     for norm in model.modules():
         if isinstance(norm, GBatchNorm):
             norm.sync = config.sync_norm and world > 1
+    if progress and rank == 0 and (note := _note_on_exactness(model, meta["shape"], config)):
+        print(note, file=sys.stderr)
     training = Inputs(data.train, meta["mean"], meta["std"], device, config)
     plain = Inputs(data.train, meta["mean"], meta["std"], device)
     testing = Inputs(data.test, meta["mean"], meta["std"], device)
@@ -425,6 +446,36 @@ def train(
     return _run(model, config, meta)
 
 
+def _mean_and_std(images: Tensor) -> tuple[float, float]:
+    """Of all numbers, in float64, some images at a time."""
+    parts = images.flatten().split(1 << 24)
+    mean = sum(float(part.double().sum()) for part in parts) / images.numel()
+    squares = sum(float((part.double() - mean).square().sum()) for part in parts)
+    return mean, math.sqrt(squares / max(1, images.numel() - 1))
+
+
+def _note_on_exactness(model: nn.Module, shape: Sequence[int], config: Config) -> str:
+    """A sentence for a network that strides make inexact at the size of its images; none for others."""
+    group = group_of(model)
+    if group.order == 1 or not group.fills_box or len(set(shape[1:])) > 1:
+        return ""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        x = torch.rand(1, *shape, device=next(model.parameters()).device)
+        try:
+            error = equivariance_error(model.eval(), group, x)
+        finally:
+            model.train()
+    if error < 1e-3:
+        return ""
+    sides = " x ".join(str(n) for n in shape[1:])
+    return (
+        f"note: {config.model} is not exact at {sides}: under {group.name} its answers change by {100 * error:.0f} %, since a "
+        "stride does not fit the size, or its head is not invariant; gcnn check names the layer, and other sizes, "
+        "--downsample pool and --invariant mend it"
+    )
+
+
 def _copied(model: nn.Module) -> dict[str, Tensor]:
     return {k: v.detach().clone() for k, v in model.state_dict().items()}
 
@@ -442,13 +493,20 @@ def _resume(path: Path, model: nn.Module, stepper: Stepper, fresh: dict[str, Any
     """What the checkpoint says, and the weights it keeps besides those that go on."""
     tensors, meta = _read(path)
     was = json.loads(json.dumps(dataclasses.asdict(Config(**meta["config"]))))
-    changed = [k for k, v in fresh["config"].items() if was[k] != v and k not in ("epochs", "device")]
+    changed = [k for k, v in fresh["config"].items() if was[k] != v and k not in ("epochs", "device", "data_root")]
     if changed:
         told = ", ".join(f"{k} (was {was[k]!r}, now {fresh['config'][k]!r})" for k in changed)
         raise ValueError(f"{path} was trained with other settings: {told}; resume with those, or start a new run")
     for what, now in (("data", fresh["data"]), ("classes", list(fresh["classes"]))):
         if meta[what] != now:
             raise ValueError(f"{path} was trained with {what} {meta[what]}, now it is {now}; resume with the same data")
+    same = all(math.isclose(meta[k], fresh[k], rel_tol=1e-9) for k in ("mean", "std")) and meta["shape"] == fresh["shape"]
+    if not same or meta.get("images", fresh["images"]) != fresh["images"]:
+        raise ValueError(
+            f"{path} was trained on images of shape {tuple(meta['shape'])} with mean {meta['mean']:.6g}, now they are of shape "
+            f"{tuple(fresh['shape'])}, {fresh['images']} of them with mean {fresh['mean']:.6g}; resume with the same data, or "
+            "start a new run"
+        )
     if fresh["config"]["schedule"] != "constant" and fresh["config"]["epochs"] != meta["config"]["epochs"]:
         raise ValueError(
             f"{path} follows a learning rate that falls over {meta['config']['epochs']} epochs, not over "

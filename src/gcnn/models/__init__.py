@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import fx, nn
 
+from gcnn.checks import unknown
 from gcnn.convert import convert
 from gcnn.groups import GROUPS, Group, O, p1, p4, p4m, p6m
 from gcnn.models import planar
@@ -93,11 +94,11 @@ def build(name: str, pretrained: bool = False, **options: Any) -> nn.Module:
     """
     name = ALIASES.get(name, name)
     if name not in MODELS:
-        raise ValueError(f"model must be one of {', '.join(MODELS)}, got {name!r}")
+        raise ValueError(unknown("model", name, MODELS))
     builder, defaults = MODELS[name]
     if isinstance(options.get("group"), str):
         if options["group"] not in GROUPS:
-            raise ValueError(f"build: group must be one of {', '.join(GROUPS)}, got {options['group']!r}")
+            raise ValueError("build: " + unknown("group", options["group"], GROUPS))
         options["group"] = GROUPS[options["group"]]
     for count in ("num_classes", "in_channels"):
         if count in options and not (isinstance(options[count], int) and options[count] > 0):
