@@ -1314,3 +1314,36 @@ def test_a_pad_to_the_size_of_another_map_is_exported() -> None:
     net, x = Written(forward, a=conv(3, 8), b=nn.Conv2d(8, 8, 3), d=conv(16, 2)).eval(), torch.randn(2, 3, 9, 9)
     made = convert(net, p4m).eval()
     torch.testing.assert_close(planar(made)(x), made(x), rtol=1e-5, atol=1e-6)
+
+
+class LooksAtSizes(nn.Module):
+    """As segmentation networks are written: the size is checked, and a map that does not fit is enlarged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.down, self.last = conv(3, 24), nn.Conv2d(24, 24, 3, 2, 1), conv(48, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        _, channels, rows, columns = x.shape
+        if rows % 4 != 1 or columns % 4 != 1:
+            raise RuntimeError(f"expected sides 4 n + 1, got {rows} x {columns}")
+        assert channels == 3
+        y = torch.relu(self.first(x))
+        z = torch.relu(self.down(y))
+        if z.shape[-2:] != y.shape[-2:]:
+            z = F.interpolate(z, size=y.shape[-2:], mode="bilinear", align_corners=True)
+        out: Tensor = self.last(torch.cat([y, z], 1))
+        return out
+
+
+def test_branches_on_sizes_go_the_way_of_the_example() -> None:
+    torch.manual_seed(0)
+    net, x = LooksAtSizes().eval(), torch.randn(2, 3, 9, 9)
+    made = convert(net, p4m, "channels", weights=True, example=x)
+    each = [act(p4m, p4m.inverse[h], net(act(p4m, h, x))) for h in range(8)]
+    torch.testing.assert_close(made(x), torch.stack(each).mean(0), rtol=1e-4, atol=1e-5)
+    assert equivariance_error(convert(net, p4m, example=x).eval(), p4m, torch.randn(2, 3, 13, 13)) < 1e-4
+    with pytest.raises(ValueError, match=r"torch.fx cannot trace LooksAtSizes"):
+        convert(net, p4m)
+    with pytest.raises(ValueError, match=r"the network fails on the example .*expected sides 4 n \+ 1, got 8 x 8"):
+        convert(net, p4m, example=torch.randn(2, 3, 8, 8))

@@ -82,7 +82,7 @@ def convert(
     factor = {"params": group.order**-0.5, "channels": 1.0, "cost": 1 / group.order}[keep]
     whole, model = model, _own_copy(model)
     try:
-        graph, fixed = _traced(model)
+        graph, fixed = _traced(model, example)
     except _RefusedError as error:
         raise ValueError(f"convert: {error}") from None
     except Exception as error:  # whatever the user's forward does with a proxy
@@ -217,10 +217,11 @@ def _fitted(build: Converter | _Replacer, factor: float) -> float:
         if off[best] < 0.01 or (step > 5 and off[best] < 0.05):
             break
         factor = factor * (wanted / found) ** 0.5 if step < 4 else best * (1 + 0.03 * (step - 3) * (-1) ** step)
-    if getattr(build, "unit", 0) and off[best] > math.log(1.25):
+    unit = getattr(build, "unit", 0)
+    if unit and off[best] > math.log(1.25):
         raise ValueError(
-            f"convert: widths whose sums stay sums are multiples of 1/{build.unit} of the old ones, and none of them has about "  # type: ignore[union-attr]
-            f'{wanted} parameters; use keep="channels"'
+            f"convert: widths whose sums stay sums are multiples of 1/{unit} of the old ones, and none of them has about {wanted} "
+            'parameters; use keep="channels"'
         )
     return best
 
@@ -322,7 +323,7 @@ class _RefusedError(ValueError):
     """What neither tracing nor a replacement of modules may take."""
 
 
-def _traced(model: nn.Module) -> tuple[fx.Graph, dict[str, bool]]:
+def _traced(model: nn.Module, example: Tensor | tuple[Tensor, ...] | None) -> tuple[fx.Graph, dict[str, bool]]:
     """The graph of a forward, and which dropouts are at work in either mode, or in none."""
     modes = {m: m.training for m in model.modules()}
     arguments = list(inspect.signature(model.forward).parameters.values())[1:]
@@ -333,7 +334,12 @@ def _traced(model: nn.Module) -> tuple[fx.Graph, dict[str, bool]]:
         for training in (True, False):
             model.train(training)
             with _no_own_gradients(model), _no_autocast(model):
-                graphs.append(_without_defaults(_Tracer().trace(model, concrete_args=usual or None), usual))
+                tracer = _Tracer(example)
+                graph = _without_defaults(tracer.trace(model, concrete_args=usual or None), usual)
+                for node in reversed(list(graph.nodes)):
+                    if node in tracer.asked and not node.users:
+                        graph.erase_node(node)
+                graphs.append(graph)
     finally:
         for m, mode in modes.items():
             m.training = mode
@@ -400,6 +406,55 @@ class _Proxy(InPlaceProxy):
         return super().__len__() if parts is None else parts
 
 
+def _made_of_sizes(node: fx.Node) -> set[fx.Node] | None:
+    """The nodes between the tensors and a number that depends on their sizes alone; None if it depends on more."""
+    of_shape = node.target in ("size", "dim") or (node.target is getattr and node.args[1] in ("shape", "ndim"))
+    if of_shape:
+        return {node}
+    python = node.op == "call_function" and getattr(node.target, "__module__", "") in ("_operator", "math", "builtins")
+    if not python or not node.all_input_nodes:
+        return None
+    found = {node}
+    for each in node.all_input_nodes:
+        before = _made_of_sizes(each)
+        if before is None:
+            return None
+        found |= before
+    return found
+
+
+def _computed(node: fx.Node, model: nn.Module, example: Tensor | tuple[Tensor, ...]) -> Any:
+    """What a node of a graph that is being traced is for the example."""
+    like = next(model.parameters())
+    given = iter(image.to(like.device, like.dtype if image.is_floating_point() else None) for image in _images(example))
+    needed, waiting = {node}, [node]
+    while waiting:
+        new = [n for n in waiting.pop().all_input_nodes if n not in needed]
+        needed.update(new)
+        waiting += new
+    run = fx.Interpreter(fx.GraphModule(model, fx.Graph()))
+    run.module = model
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), _untraced():
+        for each in node.graph.nodes:
+            if each.op == "placeholder":
+                run.env[each] = next(given, each.args[0] if each.args else None)
+            elif each in needed:
+                run.env[each] = run.run_node(each)
+    return run.env[node]
+
+
+@contextmanager
+def _untraced() -> Iterator[None]:
+    """With modules that are called as ever, in the middle of a trace."""
+    kind: Any = nn.Module
+    before, trace = (kind.__call__, kind.__getattr__), torch.fx._symbolic_trace
+    kind.__call__, kind.__getattr__ = trace._orig_module_call, trace._orig_module_getattr
+    try:
+        yield
+    finally:
+        kind.__call__, kind.__getattr__ = before
+
+
 def _parts_of(node: fx.Node) -> int | None:
     """How many parts `x.chunk(3, 1)` or `x.split([2, 1], 1)` is asked for."""
     asked: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("chunks", node.kwargs.get("split_size", 0))
@@ -409,10 +464,12 @@ def _parts_of(node: fx.Node) -> int | None:
 
 
 class _Tracer(fx.Tracer):
-    def __init__(self) -> None:
+    def __init__(self, example: Tensor | tuple[Tensor, ...] | None) -> None:
         super().__init__()
         self.graded = torch.is_grad_enabled()
         self.names: dict[int, str] = {}
+        self.example = example
+        self.asked: set[fx.Node] = set()  # what branches on sizes have looked at
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return _Proxy(node, self)
@@ -426,6 +483,15 @@ class _Tracer(fx.Tracer):
         whole: Any = obj
         parts = _parts_of(obj.node)
         return super().iter(obj) if parts is None else iter([whole[i] for i in range(parts)])
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        """Which way a branch on sizes goes: the way of the example. Others cannot be traced."""
+        sizes = _made_of_sizes(obj.node)
+        if self.example is None or sizes is None:
+            return super().to_bool(obj)
+        found = _computed(obj.node, copy.deepcopy(self.root).eval(), self.example)
+        self.asked |= sizes
+        return bool(found)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         self.names = self.names or _names(self.root)
