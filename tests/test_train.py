@@ -750,6 +750,16 @@ def test_a_network_that_is_not_exact_says_so_before_it_trains(small: Dataset, ca
     assert "note:" not in capsys.readouterr().err
 
 
+def test_images_that_a_network_cannot_take(small: Dataset, tmp_path: Path) -> None:
+    cut = [Split(split.images[..., :6, :6], split.labels) for split in (small.train, small.test)]
+    with pytest.raises(ValueError, match=r"p4cnn cannot take images of 6 x 6: .*; take larger ones, or another --model"):
+        train(TINY, tmp_path / "run", progress=False, data=Dataset("small", cut[0], cut[1], small.classes))
+    assert not (tmp_path / "run").exists()
+    assert Config(model="densenet").model == "densenet121"
+    with pytest.raises(ValueError, match="digit-resnet takes no invariant: its answers are invariant as they are"):
+        train(Config(model="digit-resnet", invariant=True), progress=False, data=small)
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

@@ -9,7 +9,7 @@ from typing import Literal, get_args, get_type_hints
 
 from gcnn.checks import unknown
 from gcnn.groups import GROUPS
-from gcnn.models import MODELS
+from gcnn.models import ALIASES, MODELS
 
 __all__ = ["Config"]
 
@@ -113,6 +113,7 @@ class Config:
         for name, value in positive.items():
             if not value > 0:
                 raise ValueError(f"{name} must be positive, got {value}")
+        object.__setattr__(self, "model", ALIASES.get(self.model, self.model))
         if self.model not in MODELS:
             raise ValueError(unknown("model", self.model, MODELS))
         if self.group and self.group not in GROUPS:

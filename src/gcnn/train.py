@@ -93,6 +93,8 @@ def make_model(config: Config, classes: int = 10, in_channels: int = 1) -> nn.Mo
         raise ValueError("unet answers for every pixel, and gcnn train for whole images; use build and a loop of your own for it")
     for name in options:
         if name not in known:
+            if name == "invariant":
+                raise ValueError(f"{config.model} takes no invariant: its answers are invariant as they are")
             taken = [k for k in ("channels", "widths", "dropout", "downsample", "invariant") if k in known]
             raise ValueError(f"{config.model} takes no {name}; what it takes of those is {', '.join(taken) or 'nothing'}")
     return build(config.model, **options)
@@ -358,6 +360,7 @@ def train(
     for norm in model.modules():
         if isinstance(norm, GBatchNorm):
             norm.sync = config.sync_norm and world > 1
+    _check_takes(model, meta["shape"], config)
     if progress and rank == 0 and (note := _note_on_exactness(model, meta["shape"], config)):
         print(note, file=sys.stderr)
     training = Inputs(data.train, meta["mean"], meta["std"], device, config)
@@ -382,9 +385,9 @@ def train(
             found = evaluate(model, testing, config.test_turns)
         return {"test_error": found["error"], "test_loss": found["loss"], "confusion": found["confusion"]}
 
-    with _Reporter(
-        folder if rank == 0 else None, progress and rank == 0, config.epochs, len(data.train), meta["epoch"], world
-    ) as report:
+    kind, shown = "validation" if config.validation else "test", progress and rank == 0
+    written = folder if rank == 0 else None
+    with _Reporter(written, shown, config.epochs, len(data.train), meta["epoch"], world, kind) as report:
         for epoch in range(meta["epoch"] + 1, config.epochs + 1):
             model.train()
             with precision(config.tf32):
@@ -452,6 +455,18 @@ def _mean_and_std(images: Tensor) -> tuple[float, float]:
     mean = sum(float(part.double().sum()) for part in parts) / images.numel()
     squares = sum(float((part.double() - mean).square().sum()) for part in parts)
     return mean, math.sqrt(squares / max(1, images.numel() - 1))
+
+
+def _check_takes(model: nn.Module, shape: Sequence[int], config: Config) -> None:
+    """Raises a ValueError unless the network takes an image of this shape."""
+    try:
+        with torch.no_grad():
+            model.eval()(torch.zeros(1, *shape, device=next(model.parameters()).device))
+    except (RuntimeError, ValueError) as error:
+        sides = " x ".join(str(n) for n in shape[1:])
+        raise ValueError(
+            f"{config.model} cannot take images of {sides}: {error}; take larger ones, or another --model"
+        ) from error
 
 
 def _note_on_exactness(model: nn.Module, shape: Sequence[int], config: Config) -> str:
@@ -526,8 +541,10 @@ def _resume(path: Path, model: nn.Module, stepper: Stepper, fresh: dict[str, Any
 class _Reporter:
     """The progress bar and the TensorBoard events of a run."""
 
-    def __init__(self, folder: Path | None, progress: bool, epochs: int, images: int, done: int, world: int) -> None:
-        self.folder, self.progress, self.shown, self.world = folder, progress, 0.0, world
+    def __init__(
+        self, folder: Path | None, progress: bool, epochs: int, images: int, done: int, world: int, kind: str = "test"
+    ) -> None:
+        self.folder, self.progress, self.shown, self.world, self.kind = folder, progress, 0.0, world, kind
         self.total, self.done, self.epochs, self.test = epochs * images, done * images, epochs, ""
 
     def __enter__(self) -> _Reporter:
@@ -559,7 +576,7 @@ class _Reporter:
 
     def epoch(self, row: dict[str, Any]) -> None:
         if "test_error" in row:
-            self.test = f", test error {row['test_error']:.2f} %"
+            self.test = f", {self.kind} error {row['test_error']:.2f} %"
         if self.bar is not None:
             self.bar.set_postfix_str(f"epoch {row['epoch']}/{self.epochs}, loss {row['train_loss']:.3f}{self.test}")
         if self.events is not None:
