@@ -1347,3 +1347,127 @@ def test_branches_on_sizes_go_the_way_of_the_example() -> None:
         convert(net, p4m)
     with pytest.raises(ValueError, match=r"the network fails on the example .*expected sides 4 n \+ 1, got 8 x 8"):
         convert(net, p4m, example=torch.randn(2, 3, 8, 8))
+
+
+def reduced_before_a_change(net: Any, x: Tensor) -> Tensor:
+    y = net.c(x)
+    a, b = y.mean(3), y.max(2)[0]
+    y = net.r(y)
+    found: Tensor = net.f(a.mean(2) + b.max(2)[0] + y.mean((2, 3)))
+    return found
+
+
+def dropped_and_changed(net: Any, x: Tensor) -> Tensor:
+    y = net.c(x)
+    a, b = y.chunk(2, 1)
+    a = net.o(a).to(x.dtype).contiguous()
+    a += 1
+    z = last(y).contiguous()
+    w = z.permute(0, 3, 1, 2).contiguous()
+    w += 1
+    found: Tensor = net.d(y + torch.cat([a, b], 1) + w * 2 + z.permute(0, 3, 1, 2))
+    return found
+
+
+CHANGING = {
+    "means before a change": Written(reduced_before_a_change, c=conv(3, 8), r=nn.ReLU(True), f=nn.Linear(8, 2)),
+    "copies of several kinds": Written(dropped_and_changed, c=conv(3, 8), o=nn.Dropout(0.5), d=conv(8, 2)),
+    "a learned power": Written(
+        lambda s, x: s.f(F.avg_pool2d((y := F.relu(s.c(x)) + 1).pow(s.p), (y.size(-2), y.size(-1))).flatten(1)),
+        c=conv(3, 8),
+        f=nn.Linear(8, 2),
+        p=nn.Parameter(torch.tensor(3.0)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGING)
+def test_changes_in_place_meet_what_they_met(name: str) -> None:
+    torch.manual_seed(0)
+    net, x = copy.deepcopy(CHANGING[name]).double().eval(), torch.randn(2, 3, 9, 9, dtype=torch.float64)
+    made = convert(net, p4m, "channels", weights=True, example=x)
+    each = [net(act(p4m, h, x)) for h in range(8)]
+    mean = torch.stack([act(p4m, p4m.inverse[h], e) if e.ndim == 4 else e for h, e in enumerate(each)]).mean(0)
+    torch.testing.assert_close(made(x), mean, rtol=0, atol=1e-10)
+
+
+def test_widths_that_must_add_up_are_refused_where_they_cannot() -> None:
+    net = Written(ghost, a=conv(3, 20), b=conv(20, 14), c=conv(20, 6), d=conv(20, 2))
+    with pytest.raises(ValueError, match=r"multiples of 1/2 of the old ones, and none of them has about 4542 parameters"):
+        convert(net, p4m)
+    with pytest.raises(ValueError, match=r"multiples of 1/2 of the old ones, and 0.125 is far from all of them"):
+        convert(net, p4m, "cost")
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda s, x: s.d(torch.erf(s.c(x))) if x.shape[2] % 3 == 0 else x,  # a function that is not known
+        lambda s, x: torch.cat(list(s.d(s.c(x)).chunk(3, 1)), 1),  # two parts, not three
+    ],
+)
+def test_what_looks_at_sizes_can_still_have_its_modules_replaced(forward: Any) -> None:
+    torch.manual_seed(0)
+    net, x = Written(forward, c=conv(3, 8), d=conv(8, 4)).double().eval(), torch.randn(2, 3, 9, 9, dtype=torch.float64)
+    made = convert(net, p4m, "channels", weights=True, example=x)
+    mean = torch.stack([act(p4m, p4m.inverse[h], net(act(p4m, h, x))) for h in range(8)]).mean(0)
+    torch.testing.assert_close(made.eval()(x), mean, rtol=0, atol=1e-10)
+
+
+def test_results_that_are_not_all_tensors() -> None:
+    x = torch.randn(2, 3, 9, 9)
+    for how in (
+        lambda s, x: (s.d(s.c(x)), None),
+        lambda s, x: {"n": 3, "y": last(s.d(s.c(x)))},
+        lambda s, x: (True, s.d(s.c(x)), x.shape[2]),
+    ):
+        made = convert(Written(how, c=conv(3, 8), d=conv(8, 2)), p4m, example=x)
+        assert len(made(x)) == len(how(Written(how, c=conv(3, 8), d=conv(8, 2)), x))
+
+
+def test_work_on_features_that_are_learned_from() -> None:
+    x = torch.randn(2, 3, 9, 9)
+    net = Written(
+        lambda s, x: (s.g(F.relu(h := s.f(s.c(x).mean((2, 3))))), h.argmax(1), (h**2).sum(1)),
+        c=conv(3, 24),
+        f=nn.Linear(24, 8),
+        g=nn.Linear(8, 3),
+    )
+    made = convert(net, p4m).eval()
+    for i in (0, 2):
+        assert equivariance_error(lambda t, i=i: made(t)[i], p4m, x) < 1e-4  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("forward", "words"),
+    [
+        (lambda s, x: s.d(s.c(x)).squeeze(1).transpose(1, 2), r"a call after a squeeze\(1\), cannot"),
+        (lambda s, x: s.f(F.relu(s.c(x).mean(3).mean(-2, keepdim=True)).mean(2)), r"a mean over axes 3, cannot"),
+    ],
+)
+def test_axes_that_would_be_mixed_up(forward: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        convert(Written(forward, c=conv(3, 8), d=conv(8, 1), f=nn.Linear(1, 2)), p4m)
+
+
+def test_vectors_beside_a_network_that_cannot_be_traced() -> None:
+    torch.manual_seed(0)
+    net = WrittenForTwo(
+        lambda s, x, m: s.f((y.relu() if (y := s.c(x)).mean() > -1e9 else y).mean((-2, -1))) * s.e(m).sum(),
+        c=conv(3, 8),
+        e=nn.Embedding(9, 4),
+        f=nn.Linear(8, 2),
+    ).eval()
+    x, facts = torch.randn(2, 3, 9, 9), torch.tensor([1, 7])
+    made = convert(net, p4m, "channels", weights=True, example=(x, facts))
+    each = torch.stack([net(act(p4m, h, x), facts) for h in range(8)])
+    torch.testing.assert_close(made(x, facts), each.mean(0), rtol=1e-4, atol=1e-5)
+
+
+def test_networks_move_after_they_were_converted() -> None:
+    net = Written(
+        lambda s, x: s.d(s.c(x.to(s.c.weight.device)).to(memory_format=torch.channels_last)), c=conv(3, 8), d=conv(8, 2)
+    )
+    made = convert(net, p4)
+    assert made(torch.randn(1, 3, 9, 9)).shape == (1, 2, 9, 9)
+    assert made.to("meta")(torch.empty(1, 3, 9, 9, device="meta")).shape == (1, 2, 9, 9)

@@ -74,34 +74,61 @@ def convert(
         _try_on(model, example)
     factor = {"params": group.order**-0.5, "channels": 1.0, "cost": 1 / group.order}[keep]
     whole, model = model, _own_copy(model)
+    graph, looked = None, list[bool]()
     try:
-        graph, fixed = traced(model, example)
-    except RefusedError as error:
-        raise ValueError(f"convert: {error}") from None
-    except Exception as error:  # whatever the user's forward does with a proxy
+        graph, fixed = traced(model, example, looked)
+        build = Converter(model, graph, group, pool, weights, fixed)
+        fitted = _fitted(build, factor) if keep == "params" else factor
+        made = build.at(fitted)
+        if keep == "cost" and build.unit and not 0.8 < max(1, round(build.unit * factor)) / (build.unit * factor) < 1.25:
+            raise ValueError(
+                f"convert: widths whose sums stay sums are multiples of 1/{build.unit} of the old ones, and {factor:g} is far "
+                'from all of them; use keep="channels"'
+            )
+    except Exception as error:  # ValueErrors are ours; others are whatever the user's forward does with a proxy
+        ours = isinstance(error, ValueError) and (isinstance(error, RefusedError) or str(error).startswith("convert: "))
+        refused = ValueError(f"convert: {error}") if isinstance(error, RefusedError) else error
+        if ours and not looked:
+            raise refused from None
+        if graph is not None and not ours:
+            raise
         if example is None:
             raise ValueError(
                 f"convert: torch.fx cannot trace {type(model).__name__}: {error}. Give an example image, and its modules are "
                 "replaced one by one; or convert the parts between the branches of its forward, one at a time"
             ) from error
-        one_by_one = _Replacer(whole, group, pool, weights)
-        factor = _fitted(one_by_one, factor) if keep == "params" else factor
-        made_so = _replaced(one_by_one, factor, example)
-        _with_modes_of(whole, made_so if pool is None or not isinstance(made_so, nn.Sequential) else made_so[0])
-        _checked(made_so, whole, group, pool, example)
-        if weights and pool == "mean":
-            _check_mean(made_so, whole, group, example)
-        return made_so
-    build = Converter(model, graph, group, pool, weights, fixed)
-    if keep == "params":
-        factor = _fitted(build, factor)
-    made = build.at(factor)
+        try:
+            return _one_by_one(whole, group, keep, pool, weights, example, factor)
+        except ValueError:
+            if ours:
+                raise refused from None
+            raise
     _with_modes_of(model, made)
     if weights:
         asked = {name: p.requires_grad for name, p in model.named_parameters()}
         for name, p in made.named_parameters():
             p.requires_grad_(asked.get(name, p.requires_grad))
     return made if example is None else _checked(made, whole, group, pool, example, build.axes)
+
+
+def _one_by_one(
+    model: nn.Module,
+    group: Group,
+    keep: Keep,
+    pool: Literal["mean", "max"] | None,
+    weights: bool,
+    example: Tensor | tuple[Tensor, ...],
+    factor: float,
+) -> nn.Module:
+    """The network with its modules replaced, since it cannot be traced."""
+    one_by_one = _Replacer(model, group, pool, weights)
+    factor = _fitted(one_by_one, factor) if keep == "params" else factor
+    made = _replaced(one_by_one, factor, example)
+    _with_modes_of(model, made if pool is None or not isinstance(made, nn.Sequential) else made[0])
+    _checked(made, model, group, pool, example)
+    if weights and pool == "mean":
+        _check_mean(made, model, group, example)
+    return made
 
 
 def _with_modes_of(model: nn.Module, made: nn.Module) -> None:
@@ -186,7 +213,8 @@ def _try_on(model: nn.Module, example: Tensor | tuple[Tensor, ...]) -> None:
     for training in (False, True):
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[]), no_own_gradients(model):
-                model.train(training)(*(torch.cat([image] * (1 + training)) for image in images))  # norms in training want two
+                twice = [torch.cat([t] * (1 + training)) if t.ndim else t for t in images]  # norms in training want two
+                model.train(training)(*twice)
         except RefusedError as error:
             raise ValueError(f"convert: {error}") from None
         except Exception as error:  # whatever the user's forward does
@@ -198,9 +226,12 @@ def _fitted(build: Converter | _Replacer, factor: float) -> float:
     """The factor at which the new network has about as many parameters as the old one."""
     wanted = build.parameters()
     off: dict[float, float] = {}
+    rounding: Any = None
     for step in range(20):
         with torch.device("meta"):
             found = sum(p.numel() for p in build.at(factor).parameters())
+        if rounding != (rounding := (getattr(build, "unit", 0), getattr(build, "multiple", 1))):
+            off.clear()  # widths were rounded in another way
         off[factor] = abs(math.log(found / wanted))
         best = min(off, key=lambda f: off[f])
         if off[best] < 0.01 or (step > 5 and off[best] < 0.05):
@@ -239,12 +270,13 @@ def _checked(
     except Exception as error:
         raise ValueError(f"convert: the converted network fails on the example {_shapes(example)}: {error}") from error
     results, alone = tree_leaves(result), isinstance(result, Tensor) and len(given) == 1 and not any(axes)
+    tensors = [i for i, y in enumerate(results) if isinstance(y, Tensor)]
+    places = dict(zip(tensors, axes, strict=True)) if len(axes) == len(tensors) else {}
     if pool is not None:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             before = tree_leaves(copy.deepcopy(model).eval()(*inputs(x)))
         for i, (y, was) in enumerate(zip(results, before, strict=True)):
-            moved = bool(axes) and axes[i] != ""
-            if isinstance(was, Tensor) and not moved and _without_channels(y) != _without_channels(was):
+            if isinstance(was, Tensor) and not places.get(i) and _without_channels(y) != _without_channels(was):
                 raise ValueError(
                     f"convert: on the example the network returns {tuple(was.shape)}, and the converted one {tuple(y.shape)}"
                     + (f", number {i} of its results" if len(results) > 1 else "")
@@ -252,7 +284,7 @@ def _checked(
                 )
     for i, y in enumerate(results):
         if isinstance(y, Tensor) and y.is_floating_point():
-            found = explain(made if alone else _One(made, inputs, i, axes[i] if axes else ""), x, group)
+            found = explain(made if alone else _One(made, inputs, i, places.get(i, "")), x, group)
             if not found.exact:
                 which = "" if len(results) == 1 else f", number {i} of the {len(results)} tensors that it returns,"
                 raise ValueError(f"convert: at this size the result{which} is not equivariant:\n{found}")
@@ -264,12 +296,13 @@ def _check_mean(made: nn.Module, model: nn.Module, group: Group, example: Tensor
 
     The code between its modules sees maps with one axis more, and no other check knows what it makes of it.
     """
-    images = [image.to(next(model.parameters()).device).double() for image in images_of(example)]  # whatever its precision
+    device = next(model.parameters()).device
+    images = [t.to(device, torch.float64 if t.is_floating_point() else None) for t in images_of(example)]
     old, answers = copy.deepcopy(model).double().eval(), []
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         found = copy.deepcopy(made).double().eval()(*images)
         for h in range(group.order):
-            moved = tree_leaves(old(*(act(group, h, image) for image in images)))
+            moved = tree_leaves(old(*(act(group, h, t) if t.ndim == group.dim + 2 else t for t in images)))
             back = int(group.inverse[h])
             answers.append([act(group, back, y) if isinstance(y, Tensor) and y.ndim == group.dim + 2 else y for y in moved])
     for y, *each in zip(tree_leaves(found), *answers, strict=True):

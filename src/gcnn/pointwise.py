@@ -24,6 +24,7 @@ KEEP_ZERO_OF_TWO: set[Any] = {
     *(torch.add, torch.sub, torch.mul, torch.maximum, torch.minimum, operator.add, operator.sub, operator.mul, operator.iadd),
     *(operator.isub, operator.imul, "add", "add_", "sub", "mul", "mul_"),
 }
+ALIASES = {"detach", "to", "float", "double", "half", "bfloat16", "type_as"}  # which may give back the tensor itself
 IN_PLACE = {operator.iadd, operator.isub, operator.imul, operator.itruediv, "relu_", "add_", "mul_", "clamp_"}
 POINTWISE_MODULES = (*KEEP_ZERO_MODULES, nn.Hardtanh, nn.Sigmoid, nn.LogSigmoid, nn.Softplus, nn.Hardsigmoid)
 POINTWISE_FUNCTIONS = {f for f in KEEP_ZERO | KEEP_ZERO_OF_TWO if not isinstance(f, str)} | {

@@ -96,8 +96,11 @@ def _axis_of(x: Any, size: Any, rank: int) -> Any:
 
 def _root(x: Any) -> Any:
     """What functions of single numbers made `x` from: it is as large."""
-    while isinstance(x, fx.Node) and len(x.all_input_nodes) == 1 and x.target in (POINTWISE_FUNCTIONS | POINTWISE_METHODS):
-        x = x.all_input_nodes[0]
+    while isinstance(x, fx.Node) and x.target in (POINTWISE_FUNCTIONS | POINTWISE_METHODS):
+        made_from = [n for n in x.all_input_nodes if n.op != "get_attr"]  # parameters have a number a channel at most
+        if len(made_from) != 1:
+            break
+        (x,) = made_from
     return x
 
 
@@ -169,7 +172,8 @@ def _channels(net: Converter, node: fx.Node, x: Value, start: int, end: int) -> 
     if x.new * unit % x.old:
         raise UnevenError(node.name, x, start, end, x.old // unit)
     first, count = start * x.new // x.old, (end - start) * x.new // x.old
-    return replace(x, node=net.graph.call_method("narrow", (x.node, 1, first, count)), old=end - start, new=count)
+    some = net.graph.call_method("narrow", (x.node, 1, first, count))
+    return replace(x, node=some, old=end - start, new=count, memory="narrowed")
 
 
 def _item(net: Converter, node: fx.Node, x: Value) -> Value:
@@ -296,10 +300,9 @@ def _unchanged(net: Converter, node: fx.Node, x: Value) -> Value:
         )
     if x.kind not in ("map", "line", "fibre"):
         return net.pointwise(node, node.target in POINTWISE_METHODS)
-    seen_otherwise = x.last or (isinstance(x.node, fx.Node) and x.node.target == "narrow")
-    if net.in_place and seen_otherwise:  # there it was a copy, which may be changed
-        return replace(x, node=net.graph.call_method("clone", (x.node,)))
-    return x
+    if net.in_place and x.memory:  # there it was a copy, which may be changed
+        return replace(x, node=net.graph.call_method("clone", (x.node,)), memory="")
+    return replace(x, memory="")
 
 
 def _repeated(net: Converter, node: fx.Node, x: Value) -> Value:
@@ -315,7 +318,7 @@ def _transposed(net: Converter, node: fx.Node, x: Value) -> Value:
     """Two axes exchanged: a permute, where it brings the channels of a line to the end, or back."""
     dims = [d % net.rank(x) for d in arguments(node, "dim0", "dim1").values() if isinstance(d, int)]
     if x.kind == "map" and net.group.dim == 1 and sorted(dims) == [1, 2]:
-        return replace(x, last=not x.last)
+        return _with_channels_moved(x)
     return net.pointwise(node, pointwise=False)
 
 
@@ -333,6 +336,8 @@ def _flat(net: Converter, node: fx.Node, x: Value, start: Any, end: Any = -1) ->
 
 def _reduced(net: Converter, node: fx.Node, x: Value) -> Value:
     """A mean, maximum or the like over all of space, over the channels of each element, or over both."""
+    if node in net.spared:
+        return x
     x = net.vector(x)
     if x.kind not in ("map", "line", "image", "fibre"):
         return net.pointwise(node, pointwise=False)
@@ -345,8 +350,10 @@ def _reduced(net: Converter, node: fx.Node, x: Value) -> Value:
     channels = {rank - 1 if x.last else 1}
     space = set(range(1, rank)) - channels
     of_one = len(places) == 1 < len(space) and places <= space and not keepdim and x.kind != "image"
-    if of_one and how in _AGAIN and _goes_on(node, how):
-        return replace(x, kind="line", axes=len(space) - 1)  # `x.mean(3).mean(2)`: all of it at the last one
+    rest = _goes_on(node, how, rank, x.last) if of_one and how in _AGAIN else None
+    if rest:  # `x.mean(3).mean(2)`: all of it at once
+        net.spared.update(rest)
+        places = space
     if places == channels and not keepdim and not x.last and x.kind in ("map", "image"):
         back = _takers(node, how)
         if back and all(u.target in (torch.unsqueeze, "unsqueeze") and arguments(u, "dim").get("dim") == 1 for u in back):
@@ -382,12 +389,21 @@ def _takers(node: fx.Node, how: str) -> list[fx.Node]:
     return [user for item in node.users if item.users for user in (item.users if item.args[1:] == (0,) else [item])]
 
 
-def _goes_on(node: fx.Node, how: str) -> bool:
-    """Whether every user of a reduction takes the same one over an axis of space again."""
-    users = _takers(node, how)
-    same = [str(getattr(u.target, "__name__", u.target)) == how for u in users]
-    places = [arguments(u, "dim").get("dim") for u in users]
-    return bool(users) and all(same) and all(isinstance(p, int) and (p >= 2 or p < 0) for p in places)
+def _goes_on(node: fx.Node, how: str, rank: int, last: bool) -> list[fx.Node] | None:
+    """The further reductions, if every user of one over an axis of space takes the same again until space is used up."""
+    found: list[fx.Node] = []
+    nodes = [node]
+    for now in range(rank - 1, 2, -1):  # axes that are left
+        nodes = [user for n in nodes for user in _takers(n, how)]
+        space = range(1, now - 1) if last else range(2, now)
+        for user in nodes:
+            named = arguments(user, "dim", "keepdim")
+            place = named.get("dim", named.get("axis"))
+            same = str(getattr(user.target, "__name__", user.target)) == how and set(named) <= {"dim", "axis"}
+            if not same or not isinstance(place, int) or place % now not in space:
+                return None
+        found += nodes
+    return found if found and nodes else None
 
 
 def _largest(net: Converter, node: fx.Node, x: Value) -> Value:
@@ -408,13 +424,29 @@ def _normalised(net: Converter, node: fx.Node, x: Value) -> Value:
     return replace(x, node=net.graph.call_function(F.normalize, (x.node, named.get("p", 2.0), 1, named.get("eps", 1e-12))))
 
 
+def _with_channels_moved(x: Value) -> Value:
+    return replace(x, last=not x.last, memory="permuted" if x.memory == "" else "" if x.memory == "permuted" else "narrowed")
+
+
+def _moved(net: Converter, node: fx.Node, x: Value) -> Value:
+    """Another dtype; to which device, and how it lies there, the new network is told by others."""
+    if net.waits(x):
+        return x
+    given = [a for a in node.args[1:] if isinstance(a, torch.dtype) or (isinstance(a, fx.Node) and net.value(a).kind == "size")]
+    kept = {k: v for k, v in node.kwargs.items() if k == "dtype"}
+    if not given and not kept:
+        return x
+    node_ = net.graph.call_method("to", *fx.map_arg(((x.node, *given), kept), lambda n: n if n is x.node else net.value(n).node))
+    return replace(x, node=node_)
+
+
 def _permuted(net: Converter, node: fx.Node, x: Value) -> Value:
     dims: Any = node.args[1:] if len(node.args) > 2 else arguments(node, "dims")["dims"]
     rank = net.group.dim + 2
     places = tuple(d % rank for d in dims)
     to_last, to_first = (0, *range(2, rank), 1), (0, rank - 1, *range(1, rank - 1))
     if x.kind == "map" and places == (to_first if x.last else to_last):
-        return replace(x, last=not x.last)
+        return _with_channels_moved(x)
     raise net.refusal(f"{node.name}, a permute by {tuple(dims)},", x, f"channels may go to the end, {to_last}, and back")
 
 
@@ -440,6 +472,7 @@ def _cat(net: Converter, node: fx.Node, x: Value) -> Value:
     if not net.along_channels(parts[0], dim) and parts[0].kind != "flat":
         raise ValueError(f"convert: {node.name} concatenates along axis {dim}; the channels are axis 1")
     found = net.graph.call_function(torch.cat, ([p.node for p in parts], 1))
+    parts[0] = replace(parts[0], memory="")
     old, new = (sum(p.old for p in parts), sum(p.new for p in parts)) if all(p.old for p in parts) else (0, 0)
     return replace(parts[0], node=found, old=old, new=new)
 
@@ -522,6 +555,7 @@ def _size(net: Converter, shape: Value, index: Any) -> Value:
 OF_ANYTHING: dict[Any, Callable[..., Value]] = {
     **dict.fromkeys((torch.cat, torch.concat, torch.concatenate), _cat),
     **dict.fromkeys((F.dropout, F.dropout1d, F.dropout2d, F.dropout3d), _dropout),
+    "to": _moved,
 }
 
 OPERATIONS: dict[Any, Callable[..., Value]] = {

@@ -14,9 +14,9 @@ from torch import Tensor, fx, nn
 from gcnn.groups import Group
 from gcnn.nn import CosetPool
 from gcnn.nn.each import AtOnePlace
-from gcnn.pointwise import IN_PLACE, POINTWISE_FUNCTIONS, POINTWISE_METHODS, POINTWISE_MODULES
+from gcnn.pointwise import ALIASES, IN_PLACE, POINTWISE_FUNCTIONS, POINTWISE_METHODS, POINTWISE_MODULES
 from gcnn.rebuild import calls, layers
-from gcnn.rebuild.graph import ends, heads, images, leads_to_results
+from gcnn.rebuild.graph import ends, feeds_layers, heads, images, leads_to_results
 from gcnn.rebuild.values import (
     BY_SAMPLE,
     CONVS,
@@ -48,7 +48,8 @@ class Converter:
         self.fixed = fixed  # dropouts that are at work in training and eval mode alike, or in neither
         self.heads, self.images, self.ends = set(heads(model, graph)), images(model, graph), ends(model, graph)
         called = {name: [n for n in graph.nodes if n.op == "call_module" and n.target == name] for name in self.heads}
-        self.final = {name for name, nodes in called.items() if self.ends.issuperset(nodes)}
+        # with weights, a mean before another layer would not be the mean of the answers
+        self.final = {name for name, nodes in called.items() if not (weights and any(feeds_layers(model, n) for n in nodes))}
         self.in_place = any(self._changes(node) for node in graph.nodes)
         self.multiple, self.unit = 1, 0
 
@@ -130,7 +131,8 @@ class Converter:
                 return tuple(result(part) for part in x.node)
             if x.of is not None and x.of.kind != "image":
                 raise self.refusal("a shape as a result", Value(None), "return its entries, x.shape[2]")
-            self.axes.append("last" if x.last else "squeezed" if x.squeezed else "")
+            if x.kind not in ("size", "shape"):
+                self.axes.append("last" if x.last else "squeezed" if x.squeezed else "")
             y = self.pooled(x)
             if x.kind == "flat" and self.pool is not None:
                 return self.graph.call_method("flatten", (y.node, 1))
@@ -279,7 +281,8 @@ class Converter:
         nodes: dict[fx.Node, Any] = {}
         for n, v in inputs.items():
             nodes[n] = self._spread_parameter(v, like) if self.waits(v) else v.node
-        return replace(like, node=self._copied(node, nodes), single=all(v.single for v in maps))
+        memory = "" if like.memory == "narrowed" and node.target not in ALIASES else like.memory
+        return replace(like, node=self._copied(node, nodes), single=all(v.single for v in maps), memory=memory)
 
     def _of_numbers(self, node: fx.Node, inputs: dict[fx.Node, Value], pointwise: bool) -> Value:
         """A function of sizes or of parameters: a number again, if it is one of Python's, or if all parameters are single."""
@@ -289,7 +292,11 @@ class Converter:
             return Value(self._copied(node, {n: numbers.get(n, v.node) for n, v in inputs.items()}), "size")
         found = Value(self._copied(node, {n: self.own(v) for n, v in inputs.items()}))
         if any(v.squeezed for v in inputs.values()):
-            return replace(found, squeezed=pointwise)
+            if not pointwise:
+                raise self.refusal(
+                    f"{node.name}, a call after a squeeze(1),", Value(None, "image"), "functions of single numbers may follow it"
+                )
+            return replace(found, squeezed=True)
         # torch.arange(x.shape[2]) and the like are positions
         python = node.op == "call_function" and getattr(node.target, "__module__", "") in ("_operator", "math", "builtins")
         sizes = bool(inputs) and all(v.kind == "size" for v in inputs.values())
@@ -392,7 +399,9 @@ class Converter:
 
     def insert(self, name: str, module: nn.Module, x: Value) -> Value:
         """A new layer on `x`."""
-        return replace(x, node=self.graph.call_module(self.add(name, module), (x.node,)))
+        stays = isinstance(module, nn.Identity | nn.Dropout) or (x.memory == "permuted" and isinstance(module, POINTWISE_MODULES))
+        memory = x.memory if stays else ""
+        return replace(x, node=self.graph.call_module(self.add(name, module), (x.node,)), memory=memory)
 
     def add(self, name: str, module: nn.Module) -> str:
         """Gives the module its name in the new network; another one where that is taken."""

@@ -45,6 +45,18 @@ def ends(model: nn.Module, graph: fx.Graph) -> set[fx.Node]:
     return found
 
 
+def feeds_layers(model: nn.Module, node: fx.Node) -> bool:
+    """Whether a convolution or a linear layer comes after this."""
+    waiting, seen = list(node.users), set(node.users)
+    while waiting:
+        user = waiting.pop()
+        if user.op == "call_module" and isinstance(model.get_submodule(str(user.target)), (*CONVS, *TRANSPOSED, nn.Linear)):
+            return True
+        waiting += [n for n in user.users if n not in seen]
+        seen.update(user.users)
+    return False
+
+
 def leads_to_results(node: fx.Node) -> bool:
     """Whether nothing but functions of this value alone stands between it and the results of the network."""
     return all(

@@ -30,8 +30,8 @@ class RefusedError(ValueError):
     """What neither tracing nor a replacement of modules may take."""
 
 
-def traced(model: nn.Module, example: Tensor | tuple[Tensor, ...] | None) -> tuple[fx.Graph, dict[str, bool]]:
-    """The graph of a forward, and which dropouts are at work in either mode, or in none."""
+def traced(model: nn.Module, example: Tensor | tuple[Tensor, ...] | None, looked: list[bool]) -> tuple[fx.Graph, dict[str, bool]]:
+    """The graph of a forward, and which dropouts are at work in either mode, or in none; `looked` fills where sizes were asked."""
     modes = {m: m.training for m in model.modules()}
     arguments = list(inspect.signature(model.forward).parameters.values())[1:]
     usual = {p.name: p.default for p in arguments if p.default is not inspect.Parameter.empty}
@@ -41,7 +41,7 @@ def traced(model: nn.Module, example: Tensor | tuple[Tensor, ...] | None) -> tup
         for training in (True, False):
             model.train(training)
             with no_own_gradients(model), _no_autocast(model):
-                tracer = _Tracer(example)
+                tracer = _Tracer(example, looked)
                 graph = _without_defaults(tracer.trace(model, concrete_args=usual or None), usual)
                 for node in reversed(list(graph.nodes)):
                     if node in tracer.asked and not node.users:
@@ -109,8 +109,12 @@ class _Proxy(InPlaceProxy):
         return next(tracer.root.parameters()).device if k == "device" else super().__getattr__(k)
 
     def __len__(self) -> int:
-        parts = _parts_of(self.node)
-        return super().__len__() if parts is None else parts
+        parts, tracer = _parts_of(self.node), self.tracer
+        if parts is None:
+            return super().__len__()
+        if isinstance(tracer, _Tracer):
+            tracer.looked.append(True)
+        return parts
 
 
 def _made_of_sizes(node: fx.Node) -> set[fx.Node] | None:
@@ -171,8 +175,9 @@ def _parts_of(node: fx.Node) -> int | None:
 
 
 class _Tracer(fx.Tracer):
-    def __init__(self, example: Tensor | tuple[Tensor, ...] | None) -> None:
+    def __init__(self, example: Tensor | tuple[Tensor, ...] | None, looked: list[bool]) -> None:
         super().__init__()
+        self.looked = looked
         self.graded = torch.is_grad_enabled()
         self.names: dict[int, str] = {}
         self.example = example
@@ -198,6 +203,7 @@ class _Tracer(fx.Tracer):
             return super().to_bool(obj)
         found = _computed(obj.node, copy.deepcopy(self.root).eval(), self.example)
         self.asked |= sizes
+        self.looked.append(True)
         return bool(found)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:

@@ -59,6 +59,8 @@ class Value:
     """The shape that a parameter was given."""
     of: Value | None = None
     """The value whose shape this is."""
+    memory: Literal["", "permuted", "narrowed"] = ""
+    """How the old network's value lies, if it is not contiguous: a `contiguous()` of it is a copy."""
     squeezed: bool = False
     """An image of one channel, without that axis: a result."""
 
