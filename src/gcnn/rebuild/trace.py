@@ -31,7 +31,7 @@ class RefusedError(ValueError):
 
 
 def traced(model: nn.Module, example: Tensor | tuple[Tensor, ...] | None, looked: list[bool]) -> tuple[fx.Graph, dict[str, bool]]:
-    """The graph of a forward, and which dropouts are at work in either mode, or in none; `looked` fills where sizes were asked."""
+    """The graph of a forward, and which dropouts work in either mode, or in none; `looked` fills where sizes were asked."""
     modes = {m: m.training for m in model.modules()}
     arguments = list(inspect.signature(model.forward).parameters.values())[1:]
     usual = {p.name: p.default for p in arguments if p.default is not inspect.Parameter.empty}
