@@ -354,15 +354,15 @@ def train(
         "epoch": 0,
         "data": name,
     }
-    model = make_model(config, len(data.classes), meta["shape"][0]).to(device)
-    group = group_of(model)
+    model = make_model(config, len(data.classes), meta["shape"][0])
+    _check_takes(model, meta["shape"], config)
+    if progress and rank == 0 and (note := _note_on_exactness(model, meta["shape"], config)):
+        print(note, file=sys.stderr)
+    model, group = model.to(device), group_of(model)
     meta["group"] = [group.name, group.matrices]
     for norm in model.modules():
         if isinstance(norm, GBatchNorm):
             norm.sync = config.sync_norm and world > 1
-    _check_takes(model, meta["shape"], config)
-    if progress and rank == 0 and (note := _note_on_exactness(model, meta["shape"], config)):
-        print(note, file=sys.stderr)
     training = Inputs(data.train, meta["mean"], meta["std"], device, config)
     plain = Inputs(data.train, meta["mean"], meta["std"], device)
     testing = Inputs(data.test, meta["mean"], meta["std"], device)
@@ -461,7 +461,7 @@ def _check_takes(model: nn.Module, shape: Sequence[int], config: Config) -> None
     """Raises a ValueError unless the network takes an image of this shape."""
     try:
         with torch.no_grad():
-            model.eval()(torch.zeros(1, *shape, device=next(model.parameters()).device))
+            model.eval()(torch.zeros(1, *shape))
     except (RuntimeError, ValueError) as error:
         sides = " x ".join(str(n) for n in shape[1:])
         raise ValueError(
@@ -472,11 +472,11 @@ def _check_takes(model: nn.Module, shape: Sequence[int], config: Config) -> None
 def _note_on_exactness(model: nn.Module, shape: Sequence[int], config: Config) -> str:
     """A sentence for a network that strides make inexact at the size of its images; none for others."""
     group = group_of(model)
-    if group.order == 1 or not group.fills_box or len(set(shape[1:])) > 1:
+    if group.order == 1 or group.dim != 2 or not group.fills_box or shape[1] != shape[2]:
         return ""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        x = torch.rand(1, *shape, device=next(model.parameters()).device)
+        x = torch.rand(1, *shape)
         try:
             error = equivariance_error(model.eval(), group, x)
         finally:
