@@ -97,7 +97,14 @@ def _passes(model: nn.Module, node: fx.Node, numbers: bool = False) -> bool:
 
 def _of_inputs_alone(node: fx.Node) -> bool:
     """Whether no layer comes before this."""
-    return all(n.op != "call_module" and _of_inputs_alone(n) for n in node.all_input_nodes)
+    waiting, seen = [node], {node}
+    while waiting:
+        before = [n for n in waiting.pop().all_input_nodes if n not in seen]
+        if any(n.op == "call_module" for n in before):
+            return False
+        waiting += before
+        seen.update(before)
+    return True
 
 
 def _pointwise(node: fx.Node) -> bool:
