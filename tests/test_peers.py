@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from gcnn import Group, convert, p4, p4m
 from gcnn.functional import act
@@ -107,7 +106,18 @@ TORCHVISION: dict[str, tuple[dict[str, Any], int]] = {  # name: (options, size a
 TIMM = {"resnet18": 33, "resnext26ts": 33, "densenet121": 29, "convnext_atto": 32, "seresnet18": 33}
 
 
-def check(net: nn.Module, size: int) -> None:
+NETWORKS = [*(("torchvision.models", name) for name in TORCHVISION), *(("timm", name) for name in TIMM)]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("library", "name"), NETWORKS)
+def test_networks_of_other_libraries(library: str, name: str) -> None:
+    module = imported(library)
+    if library == "timm":
+        net, size = module.create_model(name, num_classes=5), TIMM[name]
+    else:
+        options, size = TORCHVISION[name]
+        net = getattr(module, name)(num_classes=5, **options)
     torch.manual_seed(0)
     x = torch.randn(2, 3, size, size)
     made = convert(net.train(), p4)
@@ -118,18 +128,3 @@ def check(net: nn.Module, size: int) -> None:
     y.square().sum().backward()
     assert all(p.grad is not None for p in made.parameters())
     assert equivariance_error(made.eval(), p4, x) < 1e-4
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", TORCHVISION)
-def test_networks_of_torchvision(name: str) -> None:
-    models = imported("torchvision.models")
-    options, size = TORCHVISION[name]
-    check(getattr(models, name)(num_classes=5, **options), size)
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", TIMM)
-def test_networks_of_timm(name: str) -> None:
-    timm = imported("timm")
-    check(timm.create_model(name, num_classes=5), TIMM[name])
