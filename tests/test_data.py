@@ -399,6 +399,25 @@ def test_transparent_and_paged_pictures_are_read_alike_everywhere(tmp_path: Path
         data.pictures(root)
 
 
+def test_pictures_of_many_bits(tmp_path: Path) -> None:
+    from PIL import Image
+
+    numbers = np.arange(81, dtype=np.float32).reshape(9, 9)
+    for values, words in (
+        (numbers / 27, "expected bytes"),
+        (numbers * 800, "from 0.0 to 64000.0"),
+        (np.where(numbers == 3, np.nan, numbers), "not finite"),
+    ):
+        Image.fromarray(values.astype(np.float32)).save(tmp_path / "f.tif")
+        with pytest.raises(ValueError, match=words):
+            data.read_picture(tmp_path / "f.tif")
+    Image.fromarray(numbers).save(tmp_path / "f.tif")
+    assert data.read_picture(tmp_path / "f.tif").tolist() == numbers.tolist()
+    image = Image.new("RGB", (9, 9), "red")
+    image.save(tmp_path / "phone.jpg", format="MPO", save_all=True, append_images=[image])
+    assert data.read_picture(tmp_path / "phone.jpg").shape == (9, 9, 3)
+
+
 def test_a_slide_is_no_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from PIL import Image
 
@@ -435,6 +454,13 @@ def test_files_of_volumes_that_are_none(tmp_path: Path) -> None:
         volumes(path)
     path.write_bytes(b"no archive")
     with pytest.raises(ValueError, match=r"v.npz could not be read as an .npz file"):
+        volumes(path)
+    zeros = np.zeros((3, 3, 3, 3), np.uint8)
+    np.savez(path, x_train=zeros, y_train=np.arange(3), x_test=zeros, y_test=np.arange(3))
+    content = bytearray(path.read_bytes())
+    content[200] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"v.npz is damaged: .*fetch it again"):
         volumes(path)
     np.save(tmp_path / "v.npy", np.zeros(3))
     with pytest.raises(ValueError, match=r"v.npy holds one array, expected an .npz file"):

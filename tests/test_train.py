@@ -690,6 +690,24 @@ def test_a_run_is_tested_on_what_it_learned(small: Dataset, tmp_path: Path) -> N
     assert not (tmp_path / "page.html").exists()
 
 
+def test_held_out_images_that_are_others_now(small: Dataset, tmp_path: Path) -> None:
+    train(dataclasses.replace(TINY, epochs=1, validation=50), tmp_path, progress=False, data=small)
+    run = load_run(tmp_path)
+    assert len(run.held_out(small).test) == 50
+    order: Any = torch.arange(199, -1, -1)
+    classes: Any = list(small.classes)
+    mixed = Dataset("small", small.train[order], small.test, classes)
+    run.check_data(mixed)
+    with pytest.raises(ValueError, match="it may have seen those that are held out"):
+        run.held_out(mixed)
+
+
+def test_rounding_is_no_other_data() -> None:
+    run = {"mean": -3e-12, "std": 0.24883593}
+    assert module.alike(run, -5e-11, 0.24883589, exact=False)
+    assert not module.alike({"mean": 33.2, "std": 70.0}, 33.2001, 70.0, exact=True)
+
+
 def test_rectangles_keep_their_shapes_when_they_turn() -> None:
     x = torch.zeros(1, 1, 20, 60)
     x[..., 8:12, 28:32] = 1  # a square about the middle
@@ -756,7 +774,7 @@ def test_images_that_a_network_cannot_take(small: Dataset, tmp_path: Path) -> No
         train(TINY, tmp_path / "run", progress=False, data=Dataset("small", cut[0], cut[1], small.classes))
     assert not (tmp_path / "run").exists()
     assert Config(model="densenet").model == "densenet121"
-    with pytest.raises(ValueError, match="digit-resnet takes no invariant: its answers are invariant as they are"):
+    with pytest.raises(ValueError, match="digit-resnet takes no invariant: its head is invariant as it is"):
         train(Config(model="digit-resnet", invariant=True), progress=False, data=small)
 
 

@@ -221,7 +221,7 @@ def _data(run: Run, root: str = "") -> Any:
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{error}; if the files have moved, say where they are with --data-root") from error
     run.check_data(data)
-    return data.hold_out(run.config.validation) if run.config.validation else data
+    return run.held_out(data)
 
 
 def _eval(chosen: argparse.Namespace) -> None:

@@ -13,6 +13,7 @@ import io
 import lzma
 import pickle
 import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.resources import files
@@ -219,8 +220,11 @@ def volumes(path: str | Path) -> Dataset:
         wanted = [name.format(part) for part in ("train", "test") for name in names]
         if missing := [name for name in wanted if name not in archive]:
             raise ValueError(f"{path}: expected the arrays {', '.join(wanted)}, found {', '.join(archive)}; missing {missing}")
-        arrays = {name: archive[name] for name in wanted}
-        classes = tuple(str(c) for c in archive["classes"]) if "classes" in archive else ()
+        try:
+            arrays = {name: archive[name] for name in wanted}
+            classes = tuple(str(c) for c in archive["classes"]) if "classes" in archive else ()
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            raise ValueError(f"{path} is damaged: {error}; make or fetch it again") from error
     parts = []
     for part in ("train", "test"):
         x, y = arrays[names[0].format(part)], arrays[names[1].format(part)].reshape(-1)
@@ -263,10 +267,11 @@ def read_picture(path: str | Path) -> Bytes:
         raise ValueError(f"{path} is a folder; give image files, such as {path}/*.png")
     try:
         with Image.open(path) as image:
-            if getattr(image, "n_frames", 1) > 1:
+            if getattr(image, "n_frames", 1) > 1 and image.format != "MPO":  # as cameras write: the first one is the picture
                 raise ValueError(f"{path} holds {image.n_frames} images; save them as files of their own")
             if image.mode.startswith(("I", "F")):
-                return _of_16_bits(path, np.array(image).astype(np.float64), image.mode.startswith("I;16"))
+                wide = image.mode.startswith("I;16") or (image.mode, image.format) == ("I", "PNG")
+                return _of_16_bits(path, np.array(image).astype(np.float64), wide)
             if image.mode not in ("1", "L", "LA", "P", "PA", "RGB", "RGBA"):
                 raise ValueError(f"{path} is of the kind {image.mode}, expected bytes, in gray or in colour; convert it")
             gray = image.mode in ("1", "L", "LA")
@@ -285,13 +290,15 @@ def read_picture(path: str | Path) -> Bytes:
 
 def _of_16_bits(path: str | Path, values: npt.NDArray[np.float64], wide: bool) -> Bytes:
     low, high = values.min(), values.max()
+    if not np.isfinite(values).all():
+        raise ValueError(f"{path} has values that are not finite, expected bytes; put numbers in their place")
     if 0 < high <= 1:
         raise ValueError(f"{path} has numbers from {low:g} to {high:g}, expected bytes; save it times 255")
-    if (0 if wide else 255) < high < 8192:
+    if wide and 0 < high < 8192:
         raise ValueError(f"{path} has 16 bits, of which it uses {high:g} of 65535; expected bytes, rescale it to its own white")
-    if low < 0 or high > 65_535:
-        raise ValueError(f"{path} has values from {low} to {high}, expected bytes, or 0 to 65535; rescale it")
-    return (values / (257 if wide or high > 255 else 1)).astype(np.uint8)
+    if low < 0 or high > (65_535 if wide else 255) or (values != np.round(values)).any():
+        raise ValueError(f"{path} has values from {low} to {high}, expected bytes, or whole numbers of 16 bits; rescale it")
+    return (values / (257 if wide else 1)).astype(np.uint8)
 
 
 KINDS = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")

@@ -65,7 +65,11 @@ def report(
             run.check_data(data)
         except ValueError as error:
             raise ValueError(f"{name}: {error}; hand the data to gcnn.report.report") from None
-    data = data.hold_out(first.config.validation) if first.config.validation else data
+    if len(held := {run.config.validation for run in runs.values()}) > 1:
+        raise ValueError(
+            f"report: the runs held out {sorted(held)} images, and are to be tested on the same; report them one by one"
+        )
+    data = first.held_out(data)
     parts = [
         _table(runs, data),
         _figure(_curves(runs), "Training loss and test error by epoch."),

@@ -85,16 +85,13 @@ def make_model(config: Config, classes: int = 10, in_channels: int = 1) -> nn.Mo
         options["downsample"] = config.downsample
     if config.invariant:
         options["invariant"] = True
-    builder, defaults = MODELS[config.model]
-    known = set(inspect.signature(builder).parameters)
-    if "planar" in defaults:  # a converted network takes the options of the ordinary one
-        known |= set(inspect.signature(defaults["planar"]).parameters)
+    known = _options_of(config.model)
     if config.model == "unet":
         raise ValueError("unet answers for every pixel, and gcnn train for whole images; use build and a loop of your own for it")
     for name in options:
         if name not in known:
             if name == "invariant":
-                raise ValueError(f"{config.model} takes no invariant: its answers are invariant as they are")
+                raise ValueError(f"{config.model} takes no invariant: its head is invariant as it is")
             taken = [k for k in ("channels", "widths", "dropout", "downsample", "invariant") if k in known]
             raise ValueError(f"{config.model} takes no {name}; what it takes of those is {', '.join(taken) or 'nothing'}")
     return build(config.model, **options)
@@ -223,11 +220,24 @@ class Run:
         if self.data != data.name:
             raise ValueError(f"the run was trained on {self.data}, not on {data.name}; test it with gcnn.train.evaluate")
         for what, was, now in (
-            ("classes", self.classes, data.classes),
+            ("classes", self.classes, tuple(data.classes)),
             ("images of shape", self.shape, tuple(data.test.images.shape[1:])),
         ):
             if was != now:
                 raise ValueError(f"the run was trained with {what} {was}, {data.name} has {now}; take the data that it is of")
+
+    def held_out(self, data: Dataset) -> Dataset:
+        """The data with the images that this run held out, if it did, as its test part; an error if those are others now."""
+        if not self.config.validation:
+            return data
+        data = data.hold_out(self.config.validation)
+        images = data.train.images
+        if not alike({"mean": self.mean, "std": self.std}, *_mean_and_std(images), not images.is_floating_point()):
+            raise ValueError(
+                f"the run was trained on other images than {data.name} are now, so it may have seen those that are held out; "
+                "test it with gcnn.train.evaluate, or train it anew"
+            )
+        return data
 
     def check_takes_bytes(self) -> None:
         """Raises a ValueError for a network that saw no plain images."""
@@ -370,7 +380,8 @@ def train(
     stepper = Stepper(wrapped, training, config, device, world)
     kept: dict[str, Tensor] = {}
     if folder is not None and resume:
-        meta, kept = _resume(folder / "last.safetensors", model, stepper, meta)
+        exact = not data.train.images.is_floating_point()  # whitening rounds in other ways with other numbers of threads
+        meta, kept = _resume(folder / "last.safetensors", model, stepper, meta, exact)
     elif folder is not None and (folder / "last.safetensors").exists() and rank == 0:
         raise FileExistsError(f"{folder} holds a run already; go on with it by --resume, or choose another folder with --out")
     if folder is not None and rank == 0:
@@ -457,6 +468,21 @@ def _mean_and_std(images: Tensor) -> tuple[float, float]:
     return mean, math.sqrt(squares / max(1, images.numel() - 1))
 
 
+def alike(run: dict[str, Any], mean: float, std: float, exact: bool) -> bool:
+    """Whether images have the mean and the standard deviation of those that a run was trained on."""
+    most = (1e-9 if exact else 1e-4) * run["std"]
+    return abs(run["mean"] - mean) <= most and abs(run["std"] - (std or 1.0)) <= most
+
+
+def _options_of(model: str) -> set[str]:
+    """What the builder of a network takes."""
+    builder, defaults = MODELS[model]
+    known = set(inspect.signature(builder).parameters)
+    if "planar" in defaults:  # a converted network takes the options of the ordinary one
+        known |= set(inspect.signature(defaults["planar"]).parameters)
+    return known
+
+
 def _check_takes(model: nn.Module, shape: Sequence[int], config: Config) -> None:
     """Raises a ValueError unless the network takes an image of this shape."""
     try:
@@ -483,11 +509,12 @@ def _note_on_exactness(model: nn.Module, shape: Sequence[int], config: Config) -
             model.train()
     if error < 1e-3:
         return ""
-    sides = " x ".join(str(n) for n in shape[1:])
+    sides, known = " x ".join(str(n) for n in shape[1:]), _options_of(config.model)
+    ways = [way for way in ("downsample pool", "invariant") if way.split()[0] in known]
     return (
-        f"note: {config.model} is not exact at {sides}: under {group.name} its answers change by {100 * error:.0f} %, since a "
-        "stride does not fit the size, or its head is not invariant; gcnn check names the layer, and other sizes, "
-        "--downsample pool and --invariant mend it"
+        f"note: {config.model} is not exact at {sides}: under {group.name} its answers change by {100 * error:.2g} %, since a "
+        f"stride does not fit the size{', or its head is not invariant' if 'invariant' in known else ''}; gcnn check names the "
+        f"layer; what may help is {' and '.join(['another size', *(f'--{way}' for way in ways)])}"
     )
 
 
@@ -504,8 +531,10 @@ def _join() -> tuple[int, int, bool]:
     return dist.get_rank(), dist.get_world_size(), True
 
 
-def _resume(path: Path, model: nn.Module, stepper: Stepper, fresh: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What the checkpoint says, and the weights it keeps besides those that go on."""
+def _resume(
+    path: Path, model: nn.Module, stepper: Stepper, fresh: dict[str, Any], exact: bool
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What the checkpoint says, and the weights it keeps besides those that go on; `exact` for images that are bytes."""
     tensors, meta = _read(path)
     was = json.loads(json.dumps(dataclasses.asdict(Config(**meta["config"]))))
     changed = [k for k, v in fresh["config"].items() if was[k] != v and k not in ("epochs", "device", "data_root")]
@@ -515,7 +544,7 @@ def _resume(path: Path, model: nn.Module, stepper: Stepper, fresh: dict[str, Any
     for what, now in (("data", fresh["data"]), ("classes", list(fresh["classes"]))):
         if meta[what] != now:
             raise ValueError(f"{path} was trained with {what} {meta[what]}, now it is {now}; resume with the same data")
-    same = all(math.isclose(meta[k], fresh[k], rel_tol=1e-9) for k in ("mean", "std")) and meta["shape"] == fresh["shape"]
+    same = alike(meta, fresh["mean"], fresh["std"], exact) and meta["shape"] == fresh["shape"]
     if not same or meta.get("images", fresh["images"]) != fresh["images"]:
         raise ValueError(
             f"{path} was trained on images of shape {tuple(meta['shape'])} with mean {meta['mean']:.6g}, now they are of shape "
