@@ -22,7 +22,7 @@ from gcnn.groups import Group
 from gcnn.nn import CosetPool
 from gcnn.rebuild import Converter, Value
 from gcnn.rebuild.layers import MODULES
-from gcnn.rebuild.trace import RefusedError, images_of, no_own_gradients, traced
+from gcnn.rebuild.trace import RefusedError, images_of, inputs_for, no_own_gradients, traced
 from gcnn.rebuild.values import CONVS, TRANSPOSED, of_torch
 from gcnn.testing import explain
 
@@ -208,8 +208,8 @@ def _shapes(example: Tensor | tuple[Tensor, ...]) -> str:
 
 def _try_on(model: nn.Module, example: Tensor | tuple[Tensor, ...]) -> None:
     """Runs a copy of the user's network on the example, in either mode, and refuses what tracing would not have seen."""
-    model, like = copy.deepcopy(model), next(model.parameters())
-    images = [image.to(like.device, like.dtype if image.is_floating_point() else None) for image in images_of(example)]
+    model = copy.deepcopy(model)
+    images = inputs_for(model, example)
     for training in (False, True):
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[]), no_own_gradients(model):
@@ -260,8 +260,7 @@ def _checked(
     axes: Sequence[str] = (),
 ) -> nn.Module:
     """The network, unless something that it returns is not equivariant on the example; `axes` tells where channels are."""
-    like = next(made.parameters())
-    given = [image.to(like.device, like.dtype if image.is_floating_point() else None) for image in images_of(example)]
+    given = inputs_for(made, example)
     pictures = [image for image in given if image.ndim == group.dim + 2]
     x, inputs = torch.cat(pictures, 1), _Inputs(given, group.dim + 2)
     try:
@@ -296,8 +295,7 @@ def _check_mean(made: nn.Module, model: nn.Module, group: Group, example: Tensor
 
     The code between its modules sees maps with one axis more, and no other check knows what it makes of it.
     """
-    device = next(model.parameters()).device
-    images = [t.to(device, torch.float64 if t.is_floating_point() else None) for t in images_of(example)]
+    images = inputs_for(model, example, torch.float64)
     old, answers = copy.deepcopy(model).double().eval(), []
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         found = copy.deepcopy(made).double().eval()(*images)
@@ -403,11 +401,9 @@ class _Replacer:
 def _replaced(build: _Replacer, factor: float, example: Tensor | tuple[Tensor, ...]) -> nn.Module:
     """The network with its modules replaced, tried on the example."""
     made = build.at(factor)
-    like = next(made.parameters())
     try:
         with torch.no_grad():
-            images = [t.to(like.device, like.dtype if t.is_floating_point() else None) for t in images_of(example)]
-            copy.deepcopy(made).eval()(*images)
+            copy.deepcopy(made).eval()(*inputs_for(made, example))
     except Exception as error:
         raise ValueError(
             f"convert: {type(build.model).__name__} cannot be traced by torch.fx, and with its modules replaced it fails: "

@@ -26,6 +26,12 @@ def images_of(example: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return example if isinstance(example, tuple) else (example,)
 
 
+def inputs_for(model: nn.Module, example: Tensor | tuple[Tensor, ...], dtype: torch.dtype | None = None) -> list[Tensor]:
+    """The inputs on the device of a network, and in its dtype or another, but for whole numbers."""
+    like = next(model.parameters())
+    return [t.to(like.device, (dtype or like.dtype) if t.is_floating_point() else None) for t in images_of(example)]
+
+
 class RefusedError(ValueError):
     """What neither tracing nor a replacement of modules may take."""
 
@@ -136,8 +142,7 @@ def _made_of_sizes(node: fx.Node) -> set[fx.Node] | None:
 
 def _computed(node: fx.Node, model: nn.Module, example: Tensor | tuple[Tensor, ...]) -> Any:
     """What a node of a graph that is being traced is for the example."""
-    like = next(model.parameters())
-    given = iter(image.to(like.device, like.dtype if image.is_floating_point() else None) for image in images_of(example))
+    given = iter(inputs_for(model, example))
     needed, waiting = {node}, [node]
     while waiting:
         new = [n for n in waiting.pop().all_input_nodes if n not in needed]
