@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gcnn import data
+from gcnn import data, formats
 from gcnn.data import Dataset, Split, cifar10, digits, download, load, mnist, rotated_mnist, turn, volumes
 
 
@@ -36,7 +36,7 @@ def small_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             ("labels-idx1", random.integers(0, 10, n, dtype=np.uint8)),
         ):
             name, content = f"{part}-{kind}-ubyte", idx(array)
-            monkeypatch.setitem(data.MNIST_MD5, name, hashlib.md5(content).hexdigest())
+            monkeypatch.setitem(formats.MNIST_MD5, name, hashlib.md5(content).hexdigest())
             if part == "train":
                 (tmp_path / f"{name}.gz").write_bytes(gzip.compress(content))
             else:
@@ -145,24 +145,24 @@ def test_original_amat_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     text = " ".join(f"{v:.4f}" for v in row.T.ravel()) + " 7\n"
     path = tmp_path / "mnist_all_rotation_normalized_float_train_valid.amat"
     path.write_text(text * 3)
-    found = data._amat(path, 3)
-    assert found.labels.tolist() == [7, 7, 7]
-    assert found.images[0, 0, 3, 5] == 255
-    assert found.images.sum() == 3 * 255
+    images, labels = formats.amat(path, 3)
+    assert labels.tolist() == [7, 7, 7]
+    assert images[0, 0, 3, 5] == 255
+    assert images.sum() == 3 * 255
     with pytest.raises(ValueError, match=r"expected 12000 rows of 785 numbers, got 2355; the file is truncated or another"):
-        data._amat(path, 12_000)
+        formats.amat(path, 12_000)
     path.write_text("not numbers")
     with pytest.raises(ValueError, match="expected numbers only"):
-        data._amat(path, 3)
+        formats.amat(path, 3)
 
 
 @pytest.fixture
 def small_cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     random = np.random.default_rng(0)
-    for name in list(data.CIFAR_SHA1):
+    for name in list(formats.CIFAR_SHA1):
         records = random.integers(0, 256, (10_000, 3073), dtype=np.uint8)
         records[:, 0] %= 10
-        monkeypatch.setitem(data.CIFAR_SHA1, name, hashlib.sha1(records.tobytes()).hexdigest())
+        monkeypatch.setitem(formats.CIFAR_SHA1, name, hashlib.sha1(records.tobytes()).hexdigest())
         (tmp_path / name).write_bytes(records.tobytes())
     return tmp_path
 
@@ -200,7 +200,7 @@ def test_damaged_cifar_says_so_and_runs_nothing(small_cifar: Path, tmp_path: Pat
     evil = tmp_path / "data_batch_1"
     evil.write_bytes(pickle.dumps({b"data": Evil()}))
     with pytest.raises(ValueError, match=r"the pickle asks for (posix|nt|os).system, which no batch of CIFAR-10 does"):
-        data._cifar_python(evil)
+        formats.cifar_python(evil)
     assert not (tmp_path / "owned").exists()
 
 
@@ -266,7 +266,7 @@ def server(small_mnist: Path) -> Iterator[tuple[str, Path]]:
 
 def test_download(server: tuple[str, Path], tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     url, source = server
-    monkeypatch.setitem(data.SOURCES, "mnist", (url, {f"{n}.gz": f"md5-unpacked:{m}" for n, m in data.MNIST_MD5.items()}))
+    monkeypatch.setitem(data.SOURCES, "mnist", (url, {f"{n}.gz": f"md5-unpacked:{m}" for n, m in formats.MNIST_MD5.items()}))
     folder = tmp_path_factory.mktemp("downloads")
     download("mnist", folder, url)
     assert len(mnist(folder).train) == 60
@@ -397,6 +397,17 @@ def test_transparent_and_paged_pictures_are_read_alike_everywhere(tmp_path: Path
     page.save(root / "train" / "tumour" / "0.tif", save_all=True, append_images=[page])
     with pytest.raises(ValueError, match=r"0.tif holds 2 images"):
         data.pictures(root)
+
+
+def test_pictures_are_as_viewers_show_them(tmp_path: Path) -> None:
+    from PIL import Image
+
+    shown = np.zeros((6, 9, 3), np.uint8)
+    shown[0, 0] = 255
+    tag = Image.Exif()
+    tag[0x0112] = 6  # to be turned clockwise, as a camera held upright writes it
+    Image.fromarray(np.rot90(shown).copy()).save(tmp_path / "held.png", exif=tag)
+    assert np.array_equal(data.read_picture(tmp_path / "held.png"), shown)
 
 
 def test_pictures_of_many_bits(tmp_path: Path) -> None:

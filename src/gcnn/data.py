@@ -1,17 +1,13 @@
 """Data sets, read from their own file formats in a folder that the user names, checked, as plain tensors of bytes.
 
 Rotated MNIST (paper, section 8.1) is rebuilt from MNIST by integer arithmetic alone, so that every machine gets the same
-bytes. `digits()` is a part of it that comes with the package and needs no download. Pickles (the python version of CIFAR-10) are
-read by an unpickler that makes arrays alone, and runs no code of theirs.
+bytes. `digits()` is a part of it that comes with the package and needs no download. `gcnn.formats` reads single files.
 """
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import io
 import lzma
-import pickle
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -24,6 +20,20 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from gcnn.formats import (
+    MNIST_MD5,
+    Bytes,
+    amat,
+    cifar_binary,
+    cifar_folder,
+    cifar_python,
+    idx,
+    need,
+    read_picture,
+    remedy,
+    unpacked_md5,
+)
 
 __all__ = [
     "DATASETS",
@@ -40,8 +50,6 @@ __all__ = [
     "volumes",
     "whitened_cifar10",
 ]
-
-Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -102,21 +110,7 @@ DIGITS = tuple("0123456789")
 DIGITS_SHA256 = "460e042a558c74de6632c3cf76527d9f4920b538fc7b59e6eb476d1b5ea9c367"
 ROTATED_SHA256 = "dea5dff6b989a1f534d91fef76b172a6ba9f1b26b1ef41899c33e3f3e53c9351"
 
-MNIST_MD5 = {
-    "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
-    "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
-    "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
-    "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
-}
 CIFAR_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-CIFAR_SHA1 = {  # of the binary version
-    "data_batch_1.bin": "aadd24acce27caa71bf4b10992e9e7b2d74c2540",
-    "data_batch_2.bin": "c0ba65cce70568cd57b4e03e9ac8d2a5367c1795",
-    "data_batch_3.bin": "1dd00a74ab1d17a6e7d73e185b69dbf31242f295",
-    "data_batch_4.bin": "aab85764eb3584312d3c7f65fd2fd016e36a258e",
-    "data_batch_5.bin": "26e2849e66a845b7f1e4614ae70f4889ae604628",
-    "test_batch.bin": "67eb016db431130d61cd03c7ad570b013799c88c",
-}
 
 
 def digits() -> Dataset:
@@ -140,8 +134,8 @@ def mnist(root: str | Path) -> Dataset:
     """MNIST from the four idx files in `root`, gzipped or not."""
     parts = []
     for name in ("train", "t10k"):
-        images = _idx(Path(root), f"{name}-images-idx3-ubyte")
-        labels = _idx(Path(root), f"{name}-labels-idx1-ubyte")
+        images = idx(Path(root), f"{name}-images-idx3-ubyte")
+        labels = idx(Path(root), f"{name}-labels-idx1-ubyte")
         parts.append(_split(images[:, None], labels))
     return Dataset("mnist", parts[0], parts[1], DIGITS)
 
@@ -156,7 +150,7 @@ def rotated_mnist(root: str | Path) -> Dataset:
     root = Path(root)
     originals = [root / f"mnist_all_rotation_normalized_float_{part}.amat" for part in ("train_valid", "test")]
     if all(path.exists() for path in originals):
-        train, test = (_amat(path, rows) for path, rows in zip(originals, (12_000, 50_000), strict=True))
+        train, test = (_split(*amat(path, rows)) for path, rows in zip(originals, (12_000, 50_000), strict=True))
         return Dataset("rotated_mnist (original)", train, test, DIGITS)
     kept = root / "rotated_mnist.xz"
     try:
@@ -175,10 +169,10 @@ def rotated_mnist(root: str | Path) -> Dataset:
 
 def cifar10(root: str | Path) -> Dataset:
     """CIFAR-10 from its binary version (data_batch_1.bin ...) or its python version (data_batch_1 ...) in `root`."""
-    root = _cifar_folder(Path(root))
+    root = cifar_folder(Path(root))
     names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
     binary = (root / "data_batch_1.bin").exists() or not (root / "data_batch_1").exists()
-    batches = [_cifar_binary(root / f"{name}.bin") if binary else _cifar_python(root / name) for name in names]
+    batches = [cifar_binary(root / f"{name}.bin") if binary else cifar_python(root / name) for name in names]
     train = _split(np.concatenate([images for images, _ in batches[:5]]), np.concatenate([labels for _, labels in batches[:5]]))
     return Dataset("cifar10", train, _split(*batches[5]), CIFAR_CLASSES)
 
@@ -208,7 +202,7 @@ def _of_one_contrast(images: Tensor) -> Tensor:
 def volumes(path: str | Path) -> Dataset:
     """Volumes (N, 1, D, H, W) from an .npz with x_train, y_train, x_test, y_test or MedMNIST's train_images, train_labels ..."""
     path = Path(path)
-    _need(path, "an .npz file of volumes")
+    need(path, "an .npz file of volumes")
     with path.open("rb") as file:
         try:
             archive = np.load(file, allow_pickle=False)
@@ -245,60 +239,6 @@ def volumes(path: str | Path) -> Dataset:
 def _shown(folder: Path) -> list[Path]:
     """What a folder holds, but for hidden files."""
     return sorted(path for path in folder.glob("*") if not path.name.startswith("."))
-
-
-def read_picture(path: str | Path) -> Bytes:
-    """An image file as bytes, (rows, columns) if it is gray, else (rows, columns, 3).
-
-    What is transparent is laid on black under light strokes, and on white under others. Gray of 16 bits becomes bytes.
-
-    >>> import tempfile
-    >>> from PIL import Image
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     Image.new("RGB", (9, 7)).save(folder + "/1.png")
-    ...     read_picture(folder + "/1.png").shape
-    (7, 9, 3)
-    """
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise ImportError('pictures are read by pillow, which is not installed: pip install "gcnn[train]"') from error
-    if Path(path).is_dir():
-        raise ValueError(f"{path} is a folder; give image files, such as {path}/*.png")
-    try:
-        with Image.open(path) as image:
-            if getattr(image, "n_frames", 1) > 1 and image.format != "MPO":  # as cameras write: the first one is the picture
-                raise ValueError(f"{path} holds {image.n_frames} images; save them as files of their own")
-            if image.mode.startswith(("I", "F")):
-                wide = image.mode.startswith("I;16") or (image.mode, image.format) == ("I", "PNG")
-                return _of_16_bits(path, np.array(image).astype(np.float64), wide)
-            if image.mode not in ("1", "L", "LA", "P", "PA", "RGB", "RGBA"):
-                raise ValueError(f"{path} is of the kind {image.mode}, expected bytes, in gray or in colour; convert it")
-            gray = image.mode in ("1", "L", "LA")
-            drawn = image.convert("RGBA")
-            light, cover = (np.array(part).astype(np.float64) for part in (drawn.convert("L"), drawn.getchannel("A")))
-            solid = Image.new("RGBA", image.size, "black" if (light * cover).sum() > 127 * cover.sum() else "white")
-            solid.alpha_composite(drawn)
-            return np.array(solid.convert("L" if gray else "RGB"))
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise OSError(f"{path} could not be read: {error}") from error
-    except Image.DecompressionBombError as error:
-        raise ValueError(f"{path} is too large for one picture; cut it into tiles ({error})") from error
-
-
-def _of_16_bits(path: str | Path, values: npt.NDArray[np.float64], wide: bool) -> Bytes:
-    low, high = values.min(), values.max()
-    if not np.isfinite(values).all():
-        raise ValueError(f"{path} has values that are not finite, expected bytes; put numbers in their place")
-    if 0 < high <= 1:
-        raise ValueError(f"{path} has numbers from {low:g} to {high:g}, expected bytes; save it times 255")
-    if wide and 0 < high < 8192:
-        raise ValueError(f"{path} has 16 bits, of which it uses {high:g} of 65535; expected bytes, rescale it to its own white")
-    if low < 0 or high > (65_535 if wide else 255) or (values != np.round(values)).any():
-        raise ValueError(f"{path} has values from {low} to {high}, expected bytes, or whole numbers of 16 bits; rescale it")
-    return (values / (257 if wide else 1)).astype(np.uint8)
 
 
 KINDS = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
@@ -384,7 +324,7 @@ def load(name: str, root: str | Path | None = None) -> Dataset:
     if name == "digits":
         return digits()
     if root is None:
-        raise ValueError(f"{name}: name the folder that holds its files (data_root); {_remedy(name)}")
+        raise ValueError(f"{name}: name the folder that holds its files (data_root); {remedy(name)}")
     return DATASETS[name](root)
 
 
@@ -413,7 +353,7 @@ def download(name: str, root: str | Path, base_url: str | None = None) -> None:
         kind, digest = known.split(":")
         target = Path(root) / file
         unpacked = kind == "md5-unpacked"
-        if unpacked and target.exists() and _unpacked_md5(target) != digest:
+        if unpacked and target.exists() and unpacked_md5(target) != digest:
             target.unlink()
         try:
             pooch.retrieve(url + file, None if unpacked else known, file, Path(root), progressbar=True)
@@ -422,7 +362,7 @@ def download(name: str, root: str | Path, base_url: str | None = None) -> None:
             raise OSError(
                 f"{url + file} could not be fetched ({type(error).__name__}); without a network, put {wanted} into {root}"
             ) from error
-        if unpacked and _unpacked_md5(target) != digest:
+        if unpacked and unpacked_md5(target) != digest:
             target.unlink()
             raise ValueError(f"{url + file}: what came does not have the known md5 {digest}; try another mirror (base_url=)")
         if file.endswith(".tar.gz"):
@@ -432,75 +372,8 @@ def download(name: str, root: str | Path, base_url: str | None = None) -> None:
                 archive.extractall(root, filter="data")
 
 
-def _unpacked_md5(path: Path) -> str:
-    try:
-        return hashlib.md5(gzip.decompress(path.read_bytes())).hexdigest()
-    except (OSError, EOFError):
-        return "damaged"
-
-
-def _remedy(name: str) -> str:
-    if name in ("mnist", "rotated_mnist"):
-        return 'gcnn download mnist --root FOLDER fetches MNIST; "digits" comes with the package'
-    if name.endswith("cifar10"):
-        return "gcnn download cifar10 --root FOLDER fetches it"
-    return "with folders train/CLASS and test/CLASS in it" if name == "pictures" else "give the path of the .npz file"
-
-
-def _need(path: Path, what: str, name: str = "") -> None:
-    try:
-        found = path.is_file()
-    except PermissionError as error:
-        raise PermissionError(f"{path} cannot be read: you have no permission to look into {path.parent}") from error
-    if not found:
-        raise FileNotFoundError(f"{path} is missing, expected {what}" + (f"; {_remedy(name)}" if name else ""))
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except PermissionError as error:
-        raise PermissionError(f"{path} cannot be read: permission denied") from error
-
-
 def _split(images: Any, labels: Any) -> Split:
     return Split(torch.from_numpy(np.array(images)), torch.from_numpy(np.array(labels, dtype=np.int64)))
-
-
-def _idx(root: Path, name: str) -> Bytes:
-    """An idx file: two zero bytes, the type (8: bytes), the number of axes, their sizes, the bytes."""
-    path, packed = root / name, root / f"{name}.gz"
-    if not path.is_file():
-        _need(packed, f"{name} of MNIST, gzipped or not", "mnist")
-        path = packed
-    content = _read(path)
-    if path == packed:
-        try:
-            content = gzip.decompress(content)
-        except (OSError, EOFError) as error:
-            raise ValueError(f"{path} is truncated or not a gzip file ({error}); {_remedy('mnist')}") from error
-    md5 = hashlib.md5(content).hexdigest()
-    if md5 != MNIST_MD5[name]:
-        raise ValueError(
-            f"{path} is not the file of MNIST: {len(content)} bytes with md5 {md5}, expected md5 {MNIST_MD5[name]}; "
-            f"{_remedy('mnist')}"
-        )
-    axes = content[3]
-    sizes = np.frombuffer(content, ">u4", axes, offset=4)
-    return np.frombuffer(content, np.uint8, offset=4 + 4 * axes).reshape(sizes)
-
-
-def _amat(path: Path, rows: int) -> Split:
-    """The original text files: a row a digit, 784 values in [0, 1] column by column, then the label."""
-    try:
-        table = np.array(_read(path).split(), dtype=np.float64)
-    except ValueError as error:
-        raise ValueError(f"{path}: expected numbers only ({error})") from error
-    if table.size != rows * 785:
-        raise ValueError(f"{path}: expected {rows} rows of 785 numbers, got {table.size}; the file is truncated or another")
-    table = table.reshape(rows, 785)
-    images = np.rint(table[:, :784] * 255).clip(0, 255).astype(np.uint8).reshape(rows, 1, 28, 28)
-    return _split(images.transpose(0, 1, 3, 2), table[:, 784])
 
 
 def _regenerate(source: Dataset) -> bytes:
@@ -545,58 +418,3 @@ def _keep(path: Path, content: bytes) -> None:
         part.replace(path)
     except OSError:
         part.unlink(missing_ok=True)
-
-
-def _cifar_folder(root: Path) -> Path:
-    for folder in (root, root / "cifar-10-batches-bin", root / "cifar-10-batches-py"):
-        if (folder / "data_batch_1.bin").exists() or (folder / "data_batch_1").exists():
-            return folder
-    _need(root / "data_batch_1.bin", "CIFAR-10 in its binary version, or data_batch_1 of its python version", "cifar10")
-    return root
-
-
-def _cifar_binary(path: Path) -> tuple[Bytes, Bytes]:
-    _need(path, "a batch of CIFAR-10, binary version", "cifar10")
-    content = _read(path)
-    if len(content) != 10_000 * 3073:
-        raise ValueError(f"{path} has {len(content)} bytes, expected {10_000 * 3073}: truncated, or another file")
-    sha1 = hashlib.sha1(content).hexdigest()
-    if sha1 != CIFAR_SHA1[path.name]:
-        raise ValueError(f"{path} is damaged: SHA-1 {sha1}, expected {CIFAR_SHA1[path.name]}; {_remedy('cifar10')}")
-    records = np.frombuffer(content, np.uint8).reshape(10_000, 3073)
-    return records[:, 1:].reshape(10_000, 3, 32, 32), records[:, 0]
-
-
-HARMLESS = (
-    ("numpy.core.multiarray", "_reconstruct"),
-    ("numpy._core.multiarray", "_reconstruct"),
-    ("numpy", "ndarray"),
-    ("numpy", "dtype"),
-    ("_codecs", "encode"),
-)
-
-
-class _ArraysOnly(pickle.Unpickler):
-    """Reads pickles of dictionaries, lists and numpy arrays, and refuses whatever else one could run."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in HARMLESS:
-            raise ValueError(f"the pickle asks for {module}.{name}, which no batch of CIFAR-10 does; it is not read")
-        if name == "_reconstruct":
-            return np.empty(0).__reduce__()[0]
-        return super().find_class(module, name)
-
-
-def _cifar_python(path: Path) -> tuple[Bytes, Bytes]:
-    _need(path, "a batch of CIFAR-10, python version", "cifar10")
-    try:
-        batch = _ArraysOnly(io.BytesIO(_read(path)), encoding="bytes").load()
-        images = np.asarray(batch[b"data"], np.uint8).reshape(10_000, 3, 32, 32)
-        labels = np.asarray(batch[b"labels"], np.uint8)
-    except (pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is not a batch of CIFAR-10, python version ({error}); {_remedy('cifar10')}") from error
-    # the python version holds the same numbers as the binary one, so its checksum serves for both
-    sha1 = hashlib.sha1(np.concatenate([labels[:, None], images.reshape(10_000, 3072)], 1).tobytes()).hexdigest()
-    if sha1 != CIFAR_SHA1[f"{path.name}.bin"]:
-        raise ValueError(f"{path} is damaged: its numbers have SHA-1 {sha1}, expected {CIFAR_SHA1[f'{path.name}.bin']}")
-    return images, labels
