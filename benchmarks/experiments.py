@@ -31,8 +31,9 @@ from gcnn.data import Dataset, Split, load
 from gcnn.functional import act
 from gcnn.models.cnn import ToHexagonal
 from gcnn.recipes import RECIPES
+from gcnn.runs import Run, evaluate, group_of, precision
 from gcnn.testing import equivariance_error
-from gcnn.train import Config, Run, evaluate, group_of, precision, train
+from gcnn.train import Config, train
 
 
 def machine(commit: str) -> dict[str, str]:

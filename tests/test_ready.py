@@ -20,8 +20,8 @@ from gcnn.export import planar, to_onnx
 from gcnn.lattice import mask_outside
 from gcnn.models import ALIASES, EXAMPLES, MODELS, build, load, load_into, save
 from gcnn.nn import GBatchNorm, GConv, LiftConv
+from gcnn.runs import group_of
 from gcnn.testing import equivariance_error
-from gcnn.train import group_of
 
 onnx = pytest.importorskip("onnx")
 CONVERTED = [name for name in MODELS if MODELS[name][0].__name__ == "converted"]

@@ -25,6 +25,7 @@ from gcnn.data import Dataset, Split, digits
 from gcnn.models import build, save
 from gcnn.recipes import RECIPES
 from gcnn.report import report
+from gcnn.runs import alike, make_model, pick_device, reestimate_norms
 from gcnn.steps import Inputs, batches, moved, turned
 from gcnn.testing import equivariance_error
 from gcnn.train import Config, DivergedError, error_by_angle, evaluate, load_run, train
@@ -270,7 +271,7 @@ def test_error_by_angle_repeats_every_quarter_for_p4(small: Dataset) -> None:
 def test_reestimated_norms_have_the_statistics_of_the_training_set(small: Dataset) -> None:
     run = train(dataclasses.replace(TINY, epochs=1, reestimate="no"), progress=False, data=small)
     inputs = run.inputs(small.train, torch.device("cpu"))
-    module.reestimate_norms(run.model, inputs, batch_size=100)
+    reestimate_norms(run.model, inputs, batch_size=100)
     first: Any = next(m for m in run.model.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm))
     x = inputs(torch.arange(200))[0]
     with torch.no_grad():
@@ -278,7 +279,7 @@ def test_reestimated_norms_have_the_statistics_of_the_training_set(small: Datase
     torch.testing.assert_close(first.running_mean, y.mean((0, 2, 3, 4)), rtol=1e-3, atol=1e-4)
     assert first.momentum == 0.1
     before = first.running_mean.clone()
-    module.reestimate_norms(run.model, inputs, batch_size=199)  # a last part of one image would count as much as the first
+    reestimate_norms(run.model, inputs, batch_size=199)  # a last part of one image would count as much as the first
     torch.testing.assert_close(first.running_mean, before, rtol=1e-3, atol=1e-4)
 
 
@@ -288,7 +289,7 @@ def test_norms_reestimated_in_training_mode_see_the_dropout(small: Dataset) -> N
     second: Any = [m for m in run.model.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)][1]
     variances = []
     for training in (False, True):
-        module.reestimate_norms(run.model, inputs, training=training)
+        reestimate_norms(run.model, inputs, training=training)
         variances.append(second.running_var.mean())
     assert variances[1] > 1.05 * variances[0]  # a dropout of 0.3 before it
 
@@ -319,7 +320,7 @@ def test_the_learning_rate_warms_up_and_drops() -> None:
 def test_sgd_takes_torchs_steps(small: Dataset) -> None:
     config = dataclasses.replace(TINY, epochs=1, batch_size=100, optimizer="sgd", lr=0.05, weight_decay=0.01, reestimate="no")
     found = train(config, progress=False, data=small)
-    expected = module.make_model(config)
+    expected = make_model(config)
     optimizer = torch.optim.SGD(expected.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
     x = small.train.images.float()
     x = (x - found.mean) / found.std
@@ -335,7 +336,7 @@ def test_sharpness_steps_along_the_gradient_uphill_in_the_last_epochs(small: Dat
     """Against the same steps written out with autograd; batch norms remember the pass at the weights themselves."""
     config = dataclasses.replace(TINY, epochs=2, batch_size=100, optimizer="sgd", lr=0.02, reestimate="no")
     found = train(dataclasses.replace(config, sharpness=0.5, sharp_epochs=1), progress=False, data=small)
-    model = module.make_model(config)
+    model = make_model(config)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     x = (small.train.images.float() - found.mean) / found.std
 
@@ -416,7 +417,7 @@ def test_wrong_settings_say_why(settings: dict[str, Any], message: str) -> None:
 
 def test_devices_that_are_not_there_say_so() -> None:
     with pytest.raises(ValueError, match=r"device 'nonsense' cannot be used here .* cpu always can"):
-        module.pick_device("nonsense")
+        pick_device("nonsense")
 
 
 # --- the command line ----------------------------------------------------------------------------------------------------
@@ -704,8 +705,8 @@ def test_held_out_images_that_are_others_now(small: Dataset, tmp_path: Path) -> 
 
 def test_rounding_is_no_other_data() -> None:
     run = {"mean": -3e-12, "std": 0.24883593}
-    assert module.alike(run, -5e-11, 0.24883589, exact=False)
-    assert not module.alike({"mean": 33.2, "std": 70.0}, 33.2001, 70.0, exact=True)
+    assert alike(run, -5e-11, 0.24883589, exact=False)
+    assert not alike({"mean": 33.2, "std": 70.0}, 33.2001, 70.0, exact=True)
 
 
 def test_rectangles_keep_their_shapes_when_they_turn() -> None:

@@ -23,7 +23,8 @@ from gcnn.groups import GROUPS
 from gcnn.models import EXAMPLES, build
 from gcnn.models.cnn import ToHexagonal
 from gcnn.recipes import RECIPES
-from gcnn.train import Config, Normalised, Run, evaluate, group_of, load_run, pick_device, precision, read_config, train
+from gcnn.runs import Normalised, Run, evaluate, group_of, load_run, pick_device, precision, read_config
+from gcnn.train import Config, train
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -8,8 +8,9 @@ from gcnn.data import digits
 from gcnn.groups import p4
 from gcnn.recipes import RECIPES
 from gcnn.report import report
+from gcnn.runs import Run, load_run
 from gcnn.testing import equivariance_error
-from gcnn.train import Run, load_run, train
+from gcnn.train import train
 
 __all__ = ["demo"]
 

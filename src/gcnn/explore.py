@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from gcnn import plot
+from gcnn.config import Config
 from gcnn.data import Split, digits
 from gcnn.functional import act, gcorr
 from gcnn.groups import GROUPS, Group
@@ -27,8 +28,8 @@ from gcnn.lattice import ROW, to_hexagonal
 from gcnn.models import PRETRAINED
 from gcnn.models.weights import load_into, read
 from gcnn.nn import LiftConv
+from gcnn.runs import Run, answers_of, group_of, load_run, make_model
 from gcnn.steps import turned
-from gcnn.train import Config, Run, answers_of, group_of, load_run, make_model
 
 __all__ = ["Explorer"]
 

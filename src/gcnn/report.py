@@ -16,8 +16,8 @@ from gcnn.data import Dataset, load
 from gcnn.files import write_file
 from gcnn.groups import GROUPS, p4
 from gcnn.nn import LiftConv
+from gcnn.runs import Run, error_by_angle, group_of, load_run
 from gcnn.testing import equivariance_error
-from gcnn.train import Run, error_by_angle, group_of, load_run
 
 __all__ = ["report"]
 

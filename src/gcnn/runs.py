@@ -1,0 +1,330 @@
+"""Runs: the network that a config names, its tests, its checkpoint in a folder, and what it takes to use it.
+
+A checkpoint is last.safetensors, which holds weights, optimiser, history, config and group. `gcnn.train` makes them.
+"""
+
+from __future__ import annotations
+
+import csv
+import inspect
+import io
+import json
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gcnn.config import Config
+from gcnn.data import Dataset, Split
+from gcnn.files import write_file
+from gcnn.groups import GROUPS
+from gcnn.models import MODELS, build
+from gcnn.models.weights import digest, read
+from gcnn.steps import Inputs, Stepper, turned
+
+
+@contextmanager
+def precision(tf32: bool) -> Iterator[None]:
+    """Says whether float32 work on cuda may round its inputs to TF32; afterwards it is as before."""
+    backends: tuple[Any, ...] = (torch.backends.cudnn, torch.backends.cuda.matmul) if torch.cuda.is_available() else ()
+    before = [backend.allow_tf32 for backend in backends]
+    for backend in backends:
+        backend.allow_tf32 = tf32
+    try:
+        yield
+    finally:
+        for backend, was in zip(backends, before, strict=True):
+            backend.allow_tf32 = was
+
+
+def make_model(config: Config, classes: int = 10, in_channels: int = 1) -> nn.Module:
+    """The network that the config names, freshly drawn from its seed."""
+    torch.manual_seed(config.seed)
+    options: dict[str, Any] = {"num_classes": classes, "in_channels": in_channels}
+    if config.group:
+        options["group"] = GROUPS[config.group]
+    if config.channels:
+        options["channels"] = config.channels
+    if config.widths:
+        options["widths"] = config.widths
+    if config.dropout >= 0:
+        options["dropout"] = config.dropout
+    if config.downsample:
+        options["downsample"] = config.downsample
+    if config.invariant:
+        options["invariant"] = True
+    known = options_of(config.model)
+    if config.model == "unet":
+        raise ValueError("unet answers for every pixel, and gcnn train for whole images; use build and a loop of your own for it")
+    for name in options:
+        if name not in known:
+            if name == "invariant":
+                raise ValueError(f"{config.model} takes no invariant: its head is invariant as it is")
+            taken = [k for k in ("channels", "widths", "dropout", "downsample", "invariant") if k in known]
+            raise ValueError(f"{config.model} takes no {name}; what it takes of those is {', '.join(taken) or 'nothing'}")
+    return build(config.model, **options)
+
+
+def pick_device(name: str) -> torch.device:
+    """The device that `name` says; "auto" is the fastest there is."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    if name.startswith("cuda") and "LOCAL_RANK" in os.environ:
+        name = f"cuda:{os.environ['LOCAL_RANK']}"
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device {name!r} cannot be used here ({str(error).splitlines()[0]}); cpu always can") from error
+
+
+# --- testing -------------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def reestimate_norms(model: nn.Module, inputs: Inputs, batch_size: int = 1000, training: bool = False) -> None:
+    """Batch norm statistics as means over the whole training set, not over the last steps.
+
+    The rest of the network works as in eval, or as in training: then a dropout widens the statistics.
+    """
+    model.train(training)
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    momenta = [m.momentum for m in norms]
+    for m in norms:
+        m.train()
+        m.reset_running_stats()
+        m.momentum = None  # cumulative means
+    count = len(inputs.labels)  # parts of nearly equal size, since every part counts alike in the mean
+    for index in torch.arange(count, device=inputs.labels.device).tensor_split(math.ceil(count / batch_size)):
+        model(inputs(index)[0])
+    for m, momentum in zip(norms, momenta, strict=True):
+        m.momentum = momentum
+
+
+@torch.no_grad()
+def logits_of(model: nn.Module, inputs: Inputs, batch_size: int = 1000, angle: float = 0.0) -> Tensor:
+    """The answers of the model in eval mode, (N, classes), to its inputs turned by `angle` radians."""
+    model.eval()
+    found = []
+    for start in range(0, len(inputs.labels), batch_size):
+        index = torch.arange(start, min(start + batch_size, len(inputs.labels)), device=inputs.labels.device)
+        x = inputs(index)[0]
+        if angle:
+            floor = -inputs.mean / inputs.std
+            x = turned(x - floor, torch.full((len(x),), angle, device=x.device)) + floor  # zero outside means black
+        found.append(model(x))
+    return torch.cat(found)
+
+
+def answers_of(model: nn.Module, inputs: Inputs, turns: int = 1) -> Tensor:
+    """The mean of the logits over `turns` turns of each image, as Config.test_turns says."""
+    return torch.stack([logits_of(model, inputs, angle=math.pi / 2 * i / turns) for i in range(turns)]).mean(0)
+
+
+def evaluate(model: nn.Module, inputs: Inputs, turns: int = 1) -> dict[str, Any]:
+    """Test error in percent, mean loss, and the confusion matrix (true class, answer); `turns` as Config.test_turns."""
+    logits = answers_of(model, inputs, turns)
+    answers, k = logits.argmax(1), logits.shape[1]
+    confusion = torch.bincount(inputs.labels * k + answers, minlength=k * k).reshape(k, k)
+    return {
+        "error": 100 * float((answers != inputs.labels).double().mean()),
+        "loss": float(F.cross_entropy(logits, inputs.labels)),
+        "confusion": confusion.tolist(),
+    }
+
+
+def error_by_angle(model: nn.Module, inputs: Inputs, steps: int = 24, progress: bool = False) -> list[tuple[float, float]]:
+    """(degrees, error in percent) of the test images turned by each of `steps` angles of a full turn."""
+    found = []
+    for i in _bar(range(steps), "turning") if progress else range(steps):
+        logits = logits_of(model, inputs, angle=2 * math.pi * i / steps)
+        found.append((360 * i / steps, 100 * float((logits.argmax(1) != inputs.labels).double().mean())))
+    return found
+
+
+def _bar(steps: Any, words: str) -> Any:
+    from tqdm import tqdm
+
+    return tqdm(steps, words)
+
+
+# --- runs ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Run:
+    """A trained network with what it takes to use it: its config, its group, its normalisation and its history."""
+
+    model: nn.Module
+    config: Config
+    classes: tuple[str, ...]
+    shape: tuple[int, ...]
+    """Of one image: channels, rows, columns."""
+    mean: float
+    std: float
+    history: list[dict[str, Any]]
+    data: str = ""
+    """The name of the data set that it was trained on."""
+    kept: dict[str, Any] | None = None
+    """With Config.keep "best": the epoch of the weights, and their test when the run was over."""
+
+    @property
+    def tested(self) -> dict[str, Any]:
+        """The row of the history that belongs to the weights."""
+        return {**self.history[self.kept["epoch"] - 1], **self.kept} if self.kept else self.history[-1]
+
+    def inputs(self, split: Split, device: torch.device) -> Inputs:
+        """The split, as this network was trained to see it."""
+        return Inputs(split, self.mean, self.std, device)
+
+    def predict(self, images: Tensor) -> Tensor:
+        """Probabilities (N, classes) of images as bytes (N, channels, rows, columns), answered as in the test."""
+        self.check_takes_bytes()
+        device = next(self.model.parameters()).device
+        unknown = Split(images, torch.zeros(len(images), dtype=torch.int64))
+        return answers_of(self.model, self.inputs(unknown, device), self.config.test_turns).softmax(1)
+
+    def check_data(self, data: Dataset) -> None:
+        """Raises a ValueError for data that this network does not know."""
+        if self.data != data.name:
+            raise ValueError(f"the run was trained on {self.data}, not on {data.name}; test it with gcnn.train.evaluate")
+        for what, was, now in (
+            ("classes", self.classes, tuple(data.classes)),
+            ("images of shape", self.shape, tuple(data.test.images.shape[1:])),
+        ):
+            if was != now:
+                raise ValueError(f"the run was trained with {what} {was}, {data.name} has {now}; take the data that it is of")
+
+    def held_out(self, data: Dataset) -> Dataset:
+        """The data with the images that this run held out, if it did, as its test part; an error if those are others now."""
+        if not self.config.validation:
+            return data
+        data = data.hold_out(self.config.validation)
+        images = data.train.images
+        if not alike({"mean": self.mean, "std": self.std}, *mean_and_std(images), not images.is_floating_point()):
+            raise ValueError(
+                f"the run was trained on other images than {data.name} are now, so it may have seen those that are held out; "
+                "test it with gcnn.train.evaluate, or train it anew"
+            )
+        return data
+
+    def check_takes_bytes(self) -> None:
+        """Raises a ValueError for a network that saw no plain images."""
+        if "whitened" in self.data:
+            raise ValueError(
+                f"the run was trained on {self.data}, and whitening a new image takes the whole data set; "
+                "train with --data cifar10 for a network that takes images as they are"
+            )
+
+
+class Normalised(nn.Module):
+    """A network that takes images as they are in files, with numbers from 0 to 255."""
+
+    def __init__(self, model: nn.Module, mean: float, std: float) -> None:
+        super().__init__()
+        self.model, self.mean, self.std = model, mean, std
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits (N, classes)."""
+        logits: Tensor = self.model((images - self.mean) / self.std)
+        return logits
+
+
+def group_of(model: nn.Module) -> Any:
+    """The group of the first layer that has one."""
+    return next(m.group for m in model.modules() if hasattr(m, "group"))
+
+
+def save_run(folder: Path, model: nn.Module, kept: dict[str, Tensor], stepper: Stepper, meta: dict[str, Any]) -> None:
+    """Writes checkpoint and metrics, each in one move."""
+    from safetensors.torch import save
+
+    tensors = {f"model.{k}": v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
+    tensors |= {f"kept.{k}": v.cpu().contiguous() for k, v in kept.items()}
+    for name, p in model.named_parameters():
+        for k, v in stepper.optimizer.state[p].items():
+            tensors[f"optimizer.{name}.{k}"] = v.detach().cpu().contiguous()
+    write_file(folder / "last.safetensors", save(tensors, {"gcnn": json.dumps({**meta, "sha256": digest(tensors)})}))
+    table = io.StringIO()
+    columns = sorted({k for row in meta["history"] for k in row if k != "confusion"}, key=lambda k: (k != "epoch", k))
+    writer = csv.DictWriter(table, columns, extrasaction="ignore")
+    writer.writeheader()
+    writer.writerows(meta["history"])
+    write_file(folder / "metrics.csv", table.getvalue().encode())
+
+
+def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors of a checkpoint and what it says, checked."""
+    if path.parent.is_file():
+        raise NotADirectoryError(f"{path.parent} is a file; the folder of a run was expected, which holds {path.name}")
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing: {path.parent} holds no checkpoint; train with --out {path.parent} first")
+    tensors, meta = read(path, "checkpoint")
+    if missing := [key for key in ("config", "classes", "shape", "group", "history") if key not in meta]:
+        raise ValueError(
+            f"{path} holds weights, but no checkpoint of gcnn train: it does not say its {missing[0]}; gcnn.models.load reads it"
+        )
+    return tensors, meta
+
+
+def load_model(path: Path, model: nn.Module, tensors: dict[str, Tensor], meta: dict[str, Any], part: str = "model.") -> None:
+    """Loads the weights, of this network and group, or raises a ValueError."""
+    group = group_of(model)
+    if [group.name, json.loads(json.dumps(group.matrices))] != meta["group"]:
+        raise ValueError(f"{path} is a checkpoint of group {meta['group'][0]}, the network is one of {group.name}")
+    state = {k.removeprefix(part): v for k, v in tensors.items() if k.startswith(part)}
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        raise ValueError(f"{path} does not fit the network {meta['config']['model']}: {error}") from error
+
+
+def load_run(folder: str | Path, device: str = "cpu") -> Run:
+    """The network of a run folder, in eval mode, with its config and history."""
+    path = Path(folder) / "last.safetensors"
+    tensors, meta = read_checkpoint(path)
+    config = Config(**meta["config"])
+    with torch.random.fork_rng(devices=[]):  # what it draws is thrown away
+        model = make_model(config, len(meta["classes"]), meta["shape"][0])
+    load_model(path, model, tensors, meta, "kept." if meta.get("kept") else "model.")
+    return as_run(model.to(pick_device(device)), config, meta)
+
+
+def read_config(folder: str | Path) -> Config:
+    """The settings of the run in a folder."""
+    return Config(**read_checkpoint(Path(folder) / "last.safetensors")[1]["config"])
+
+
+def as_run(model: nn.Module, config: Config, meta: dict[str, Any]) -> Run:
+    """The trained network with what its checkpoint says."""
+    classes, shape = tuple(meta["classes"]), tuple(meta["shape"])
+    return Run(model.eval(), config, classes, shape, meta["mean"], meta["std"], meta["history"], meta["data"], meta.get("kept"))
+
+
+def mean_and_std(images: Tensor) -> tuple[float, float]:
+    """Of all numbers, in float64, some images at a time."""
+    parts = images.flatten().split(1 << 24)
+    mean = sum(float(part.double().sum()) for part in parts) / images.numel()
+    squares = sum(float((part.double() - mean).square().sum()) for part in parts)
+    return mean, math.sqrt(squares / max(1, images.numel() - 1))
+
+
+def alike(run: dict[str, Any], mean: float, std: float, exact: bool) -> bool:
+    """Whether images have the mean and the standard deviation of those that a run was trained on."""
+    most = (1e-9 if exact else 1e-4) * run["std"]
+    return abs(run["mean"] - mean) <= most and abs(run["std"] - (std or 1.0)) <= most
+
+
+def options_of(model: str) -> set[str]:
+    """What the builder of a network takes."""
+    builder, defaults = MODELS[model]
+    known = set(inspect.signature(builder).parameters)
+    if "planar" in defaults:  # a converted network takes the options of the ordinary one
+        known |= set(inspect.signature(defaults["planar"]).parameters)
+    return known
