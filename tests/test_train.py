@@ -695,6 +695,10 @@ def test_held_out_images_that_are_others_now(small: Dataset, tmp_path: Path) -> 
     train(dataclasses.replace(TINY, epochs=1, validation=50), tmp_path, progress=False, data=small)
     run = load_run(tmp_path)
     assert len(run.held_out(small).test) == 50
+    report([tmp_path], tmp_path / "page.html", small, images=10)
+    page = (tmp_path / "page.html").read_text()
+    assert "validation error" in page
+    assert "test error" not in page
     order: Any = torch.arange(199, -1, -1)
     classes: Any = list(small.classes)
     mixed = Dataset("small", small.train[order], small.test, classes)

@@ -7,7 +7,6 @@ torch.nn, sums over the group as functions. What comes out needs nothing of this
 from __future__ import annotations
 
 import logging
-import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from gcnn import lattice
+from gcnn.files import write_file
 from gcnn.nn import GBatchNorm
 from gcnn.nn.each import ChannelDropout, EachElement
 from gcnn.nn.module import GModule
@@ -89,22 +89,18 @@ def to_onnx(model: nn.Module, path: str | Path, example: Tensor, tolerance: floa
     two = example if len(example) > 1 else example.repeat(2, *(1,) * (example.ndim - 1))  # one alone would be fixed
     batch: Any = ({0: torch.export.Dim("N")},)
     program = torch.export.export(plain, (two,), dynamic_shapes=batch)
-    with warnings.catch_warnings(), tempfile.TemporaryDirectory(dir=path.parent) as folder:
+    with warnings.catch_warnings(), _quiet("torch.onnx"):  # it tells us that torchvision is not there
         warnings.simplefilter("ignore")
-        part = Path(folder) / path.name
-        with _quiet("torch.onnx"):  # it tells us that torchvision is not there
-            names: Any = {"input_names": ["input"], "output_names": ["output"]}
-            written = torch.onnx.export(program, dynamo=True, verbose=False, external_data=False, **names)
+        names: Any = {"input_names": ["input"], "output_names": ["output"]}
+        written = torch.onnx.export(program, dynamo=True, verbose=False, external_data=False, **names)
         assert written is not None
-        part.write_bytes(_with_batch_called("N", written.model_proto).SerializeToString())
-        session = onnxruntime.InferenceSession(str(part), providers=["CPUExecutionProvider"])
-        found = torch.from_numpy(session.run(None, {session.get_inputs()[0].name: example.numpy()})[0])
-        error = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-30))
-        if not error <= tolerance:
-            raise ValueError(
-                f"to_onnx: the file's answers are off by {error:.1e}, more than {tolerance:.1e}; nothing was written"
-            )
-        part.replace(path)
+        content = _with_batch_called("N", written.model_proto).SerializeToString()
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    found = torch.from_numpy(session.run(None, {session.get_inputs()[0].name: example.numpy()})[0])
+    error = float((found - expected.detach()).abs().max() / expected.detach().abs().max().clamp(min=1e-30))
+    if not error <= tolerance:
+        raise ValueError(f"to_onnx: the file's answers are off by {error:.1e}, more than {tolerance:.1e}; nothing was written")
+    write_file(path, content)
     return error
 
 

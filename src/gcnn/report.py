@@ -69,15 +69,15 @@ def report(
         raise ValueError(
             f"report: the runs held out {sorted(held)} images, and are to be tested on the same; report them one by one"
         )
-    data = first.held_out(data)
+    data, kind = first.held_out(data), "validation" if first.config.validation else "test"
     parts = [
-        _table(runs, data),
-        _figure(_curves(runs), "Training loss and test error by epoch."),
+        _table(runs, data, kind),
+        _figure(_curves(runs, kind), f"Training loss and {kind} error by epoch."),
         *(
             [
                 _figure(
-                    _angles(runs, data, images, progress),
-                    f"Test error of the first {min(images, len(data.test))} test images, turned by every angle.",
+                    _angles(runs, data, kind, images, progress),
+                    f"{kind.title()} error of the first {min(images, len(data.test))} {kind} images, turned by every angle.",
                 )
             ]
             if data.test.images.ndim == 4
@@ -98,8 +98,8 @@ def report(
     write_file(Path(out), page.encode())
 
 
-def _table(runs: dict[str, Run], data: Dataset) -> str:
-    head = ("run", "network", "group", "parameters", "epochs", "test error", "change under its group", "under quarter turns")
+def _table(runs: dict[str, Run], data: Dataset, kind: str) -> str:
+    head = ("run", "network", "group", "parameters", "epochs", f"{kind} error", "change under its group", "under quarter turns")
     x = data.test.images[:16].float()
     quarters = p4 if x.ndim == 4 else GROUPS["C4"]  # of volumes, about their first axis
     rows = []
@@ -123,26 +123,26 @@ def _figure(drawn: Any, caption: str) -> str:
     return f'<figure><img alt="{words}" src="data:image/png;base64,{picture}"><figcaption>{words}</figcaption></figure>'
 
 
-def _curves(runs: dict[str, Run]) -> Any:
+def _curves(runs: dict[str, Run], kind: str) -> Any:
     drawn, (losses, errors) = plot.figure(2, height=4)
     for name, run in runs.items():
         losses.plot([r["epoch"] for r in run.history], [r["train_loss"] for r in run.history], marker=".", label=name)
         tested = [r for r in run.history if "test_error" in r]
         errors.plot([r["epoch"] for r in tested], [r["test_error"] for r in tested], marker="o", label=name)
     losses.set(xlabel="epoch", ylabel="training loss", yscale="log")
-    errors.set(xlabel="epoch", ylabel="test error (%)", ylim=(0, None))
+    errors.set(xlabel="epoch", ylabel=f"{kind} error (%)", ylim=(0, None))
     losses.legend()
     return drawn
 
 
-def _angles(runs: dict[str, Run], data: Dataset, images: int, progress: bool) -> Any:
+def _angles(runs: dict[str, Run], data: Dataset, kind: str, images: int, progress: bool) -> Any:
     drawn, (ax,) = plot.figure(1, height=4, width=9)
     for name, run in runs.items():
         device = next(run.model.parameters()).device
         found = error_by_angle(run.model, run.inputs(data.test[:images], device), progress=progress)
         angles, errors = zip(*found, strict=True)
         ax.plot([*angles, 360], [*errors, errors[0]], marker=".", label=name)
-    ax.set(xlabel="turned by (degrees)", ylabel="test error (%)", xticks=range(0, 361, 45), ylim=(0, None))
+    ax.set(xlabel="turned by (degrees)", ylabel=f"{kind} error (%)", xticks=range(0, 361, 45), ylim=(0, None))
     ax.legend()
     return drawn
 
