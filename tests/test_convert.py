@@ -620,6 +620,22 @@ BAD: dict[str, tuple[nn.Module, str]] = {
         Written(lambda s, x: s.d(s.c(x) * s.p), c=conv(3, 81), d=conv(81, 2), p=nn.Parameter(torch.randn(1, 1, 9, 9))),
         r"the parameter p of shape \(1, 1, 9, 9\) meets",
     ),
+    "rows beside channels at the end": (
+        Written(lambda s, x: s.f(last(s.c(x)) + s.p), c=conv(3, 9), f=nn.Linear(9, 2), p=nn.Parameter(torch.randn(9, 1, 1))),
+        r"the parameter p of shape \(9, 1, 1\) meets a map of 9 channels; one number, or one a channel, is known",
+    ),
+    "all axes of rows beside channels at the end": (
+        Written(lambda s, x: s.f(last(s.c(x)) * s.p), c=conv(3, 9), f=nn.Linear(9, 2), p=nn.Parameter(torch.randn(1, 9, 1, 1))),
+        r"the parameter p of shape \(1, 9, 1, 1\) meets a map of 9 channels",
+    ),
+    "a number a sample": (
+        Written(lambda s, x: s.d(s.c(x) * s.p), c=conv(3, 8), d=conv(8, 2), p=nn.Parameter(torch.randn(8, 1, 1, 1))),
+        r"the parameter p of shape \(8, 1, 1, 1\) meets a map of 8 channels",
+    ),
+    "a number a sample of vectors": (
+        Written(lambda s, x: s.f(s.c(x).mean((2, 3)) * s.p), c=conv(3, 8), f=nn.Linear(8, 2), p=nn.Parameter(torch.randn(8, 1))),
+        r"the parameter p of shape \(8, 1\) meets a map of 8 channels",
+    ),
     "two inputs": (
         WrittenForTwo(lambda s, x, m: s.d(s.c(x) * m), c=conv(3, 8), d=conv(8, 2)),
         r"torch.fx cannot trace|something that is no map",
@@ -772,6 +788,17 @@ def test_what_would_be_wrong_without_a_word_is_refused(name: str) -> None:
     net, words = BAD[name]
     with pytest.raises(ValueError, match=words):
         convert(net, p4m)
+
+
+def test_places_of_a_line_are_no_channels() -> None:
+    net = Written(
+        lambda s, x: s.f((s.c(x).transpose(1, 2) + s.p).mean(1)),
+        c=nn.Conv1d(3, 8, 1),
+        f=nn.Linear(8, 2),
+        p=nn.Parameter(torch.randn(8, 1)),
+    )
+    with pytest.raises(ValueError, match=r"the parameter p of shape \(8, 1\) meets a map of 8 channels"):
+        convert(net, linem)
 
 
 def test_reshapes_of_another_size_fail_with_their_layer_named() -> None:

@@ -318,11 +318,8 @@ class Converter:
         if held.numel() == 1:
             return self._parameter(str(node.target), held.reshape(()))
         space = () if like.last else (1,) * (self.rank(like) - 2)
-        by_channel = (
-            held.numel() == max(held.shape)
-            and held.shape[len(held.shape) - len(space) :] == space
-            and (len(space) == 0 or held.ndim > len(space))
-        )
+        # (C, 1) beside channels at the end, or (C, 1, 1, 1) beside maps, has a number a row, or a sample
+        by_channel = held.ndim > len(space) and held.shape[held.ndim - len(space) - 1 :] == (held.numel(), *space)
         if like.kind == "image" and by_channel:
             return self._parameter(str(node.target), held)
         what = "the tensor made there" if is_constant(node) else f"the parameter {node.target}"
