@@ -875,6 +875,29 @@ def test_modes_and_frozen_parameters_stay() -> None:
     assert made.get_parameter("2.weight").requires_grad
 
 
+@pytest.mark.parametrize("looks", [False, True])
+def test_without_weights_everything_is_drawn_anew_and_trained(looks: bool) -> None:
+    torch.manual_seed(0)
+
+    def forward(s: Any, x: Tensor, m: Tensor) -> Any:
+        y = s.p(s.c(x)) * s.g
+        if looks:
+            y = y if float(y.mean()) < 1e9 else -y
+        return s.f(y.mean((-2, -1))) + s.e(m)
+
+    net = WrittenForTwo(
+        forward, c=conv(3, 8), p=nn.PReLU(), f=nn.Linear(8, 2), e=nn.Embedding(9, 2), g=nn.Parameter(torch.tensor(2.0))
+    ).requires_grad_(False)
+    nn.init.constant_(net.get_submodule("p").weight, 0.7)
+    before = copy.deepcopy(net.state_dict())
+    made = convert(net, p4m, keep="channels", example=(torch.randn(2, 3, 9, 9), torch.tensor([1, 7])))
+    assert all(p.requires_grad for p in made.parameters())
+    assert made.get_parameter("p.weight") == 0.25
+    assert made.get_parameter("g") == 2
+    assert not torch.equal(made.get_parameter("e.weight"), before["e.weight"])
+    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
+
+
 # --- several inputs and results ------------------------------------------------------------------------------------------------
 
 

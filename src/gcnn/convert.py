@@ -104,10 +104,9 @@ def convert(
                 raise refused from None
             raise
     _with_modes_of(model, made)
-    if weights:
-        asked = {name: p.requires_grad for name, p in model.named_parameters()}
-        for name, p in made.named_parameters():
-            p.requires_grad_(asked.get(name, p.requires_grad))
+    asked = {name: p.requires_grad for name, p in model.named_parameters()}
+    for name, p in made.named_parameters():
+        p.requires_grad_(asked.get(name, p.requires_grad) if weights else p.is_floating_point())
     return made if example is None else _checked(made, whole, group, pool, example, build.axes)
 
 
@@ -125,6 +124,8 @@ def _one_by_one(
     factor = _fitted(one_by_one, factor) if keep == "params" else factor
     made = _replaced(one_by_one, factor, example)
     _with_modes_of(model, made if pool is None or not isinstance(made, nn.Sequential) else made[0])
+    for p in () if weights else made.parameters():
+        p.requires_grad_(p.is_floating_point())
     _checked(made, model, group, pool, example)
     if weights and pool == "mean":
         _check_mean(made, model, group, example)
@@ -395,7 +396,7 @@ class _Replacer:
                 handle(shell, name, module, x)
                 break
         found = shell.made.get(name) or next((m for n, m in shell.root.named_modules() if n == name), None)
-        return found or copy.deepcopy(module)
+        return found or shell.copied(module)
 
 
 def _replaced(build: _Replacer, factor: float, example: Tensor | tuple[Tensor, ...]) -> nn.Module:

@@ -151,7 +151,7 @@ class Converter:
         if len(node.args) + len(node.kwargs) != 1:
             if any(self.value(n).kind not in ("other", "size") for n in node.all_input_nodes):
                 raise self.refusal(f"{name} ({type(module).__name__}), which has further arguments,", x)
-            made = self.add(name, self.layer(name, module, lambda: copy.deepcopy(module)))
+            made = self.add(name, self.layer(name, module, lambda: self.copied(module)))
             args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: self.own(self.value(n)))
             return Value(self.graph.call_module(made, args, kwargs))
         if x.kind == "other" and not isinstance(module, (*CONVS, *TRANSPOSED, *NORMS, nn.Linear)):
@@ -392,7 +392,16 @@ class Converter:
 
     def kept(self, name: str, module: nn.Module, x: Value) -> Value:
         """The layer as it is, on `x`."""
-        return self.insert(name, self.layer(name, module, lambda: copy.deepcopy(module)), x)
+        return self.insert(name, self.layer(name, module, lambda: self.copied(module)), x)
+
+    def copied(self, module: nn.Module) -> nn.Module:
+        """A copy of a layer that stays as it is; drawn anew, as all others are, if no weights are kept."""
+        made = copy.deepcopy(module)
+        for each in () if self.weights else made.modules():
+            drawn: Any = getattr(each, "reset_parameters", getattr(each, "_reset_parameters", None))
+            if drawn is not None:
+                drawn()
+        return made
 
     def insert(self, name: str, module: nn.Module, x: Value) -> Value:
         """A new layer on `x`."""
