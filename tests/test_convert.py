@@ -857,6 +857,25 @@ def test_one_number_as_a_size() -> None:
     assert convert(net, p4m, example=x)(x).shape == net(x).shape
 
 
+def without_bias(norm: nn.Module) -> nn.Module:
+    norm.register_parameter("bias", None)
+    return norm
+
+
+@pytest.mark.parametrize("kind", [nn.BatchNorm2d, nn.InstanceNorm2d, nn.GroupNorm])
+def test_norms_without_a_bias_get_none(kind: Any) -> None:
+    torch.manual_seed(0)
+    norm = without_bias(nn.GroupNorm(2, 8) if kind is nn.GroupNorm else kind(8, affine=True))
+    net = nn.Sequential(conv(3, 8), norm, nn.ReLU(), conv(8, 2)).train()
+    x = torch.randn(2, 3, 9, 9)
+    net(x)
+    net.eval()
+    assert not any(name.startswith("1.") and name.endswith("bias") for name, _ in convert(net, p4m).named_parameters())
+    made = convert(net, p4m, "channels", weights=True, example=x).eval()
+    mean = torch.stack([act(p4m, p4m.inverse[h], net(act(p4m, h, x))) for h in range(8)]).mean(0)
+    torch.testing.assert_close(made(x), mean, rtol=1e-4, atol=1e-5)
+
+
 def test_norms_by_the_batch_have_no_mean_over_the_group() -> None:
     net = nn.Sequential(conv(3, 8), nn.BatchNorm2d(8, track_running_stats=False), nn.ReLU(), conv(8, 2))
     assert convert(net, p4m)(torch.randn(2, 3, 9, 9)).shape == (2, 2, 9, 9)

@@ -142,9 +142,16 @@ def _tied_norm(net: Converter, name: str, module: Any, x: Value) -> Value:
     def make() -> GBatchNorm:
         made = GBatchNorm(net.group, x.new, module.eps, module.momentum, module.affine, module.track_running_stats)
         made.sync = isinstance(module, nn.SyncBatchNorm)
-        return made
+        return _with_bias_of(module, made)
 
     return _taken_over(net, name, module, x, make)
+
+
+def _with_bias_of(module: Any, made: Any) -> Any:
+    """A new norm, without a bias where the old one scales alone."""
+    if module.weight is not None and module.bias is None:
+        made.register_parameter("bias", None)
+    return made
 
 
 def _taken_over(net: Converter, name: str, module: nn.Module, x: Value, make: Callable[[], nn.Module]) -> Value:
@@ -167,7 +174,7 @@ def _group_norm(net: Converter, name: str, module: Any, x: Value) -> Value:
         raise net.refusal(f"{name} ({module})", x, "normalise the channels of maps, before they are flattened")
     groups = x.new if isinstance(module, INSTANCE_NORMS) else divisor(x.new, module.num_groups)
     make = partial(nn.GroupNorm, groups, x.new, module.eps, module.affine)
-    return _taken_over(net, name, module, x, lambda: EachElement(make()))
+    return _taken_over(net, name, module, x, lambda: EachElement(_with_bias_of(module, make())))
 
 
 def _layer_norm(net: Converter, name: str, module: nn.LayerNorm, x: Value) -> Value:
