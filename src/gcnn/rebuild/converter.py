@@ -15,7 +15,7 @@ from gcnn.groups import Group
 from gcnn.nn import CosetPool
 from gcnn.nn.each import AtOnePlace
 from gcnn.pointwise import ALIASES, IN_PLACE, POINTWISE_FUNCTIONS, POINTWISE_METHODS, POINTWISE_MODULES
-from gcnn.rebuild import calls, layers
+from gcnn.rebuild import axes, calls, layers
 from gcnn.rebuild.graph import ends, feeds_layers, heads, images, leads_to_results
 from gcnn.rebuild.values import (
     BY_SAMPLE,
@@ -187,7 +187,7 @@ class Converter:
         if target in calls.OF_ANYTHING:
             return calls.OF_ANYTHING[target](self, node, x)
         if target in RESHAPES and self.waits(x):
-            return calls.viewed(self, node, x)
+            return axes.viewed_parameter(self, node, x)
         if target in calls.OPERATIONS and x.kind != "other":
             return calls.OPERATIONS[target](self, node, x)
         return self.pointwise(node, target in pointwise or target in calls.POINTWISE)
