@@ -907,7 +907,7 @@ def test_without_weights_everything_is_drawn_anew_and_trained(looks: bool) -> No
     net = WrittenForTwo(
         forward, c=conv(3, 8), p=nn.PReLU(), f=nn.Linear(8, 2), e=nn.Embedding(9, 2), g=nn.Parameter(torch.tensor(2.0))
     ).requires_grad_(False)
-    nn.init.constant_(net.get_submodule("p").weight, 0.7)
+    nn.init.constant_(net.get_parameter("p.weight"), 0.7)
     before = copy.deepcopy(net.state_dict())
     made = convert(net, p4m, keep="channels", example=(torch.randn(2, 3, 9, 9), torch.tensor([1, 7])))
     assert all(p.requires_grad for p in made.parameters())
@@ -1438,7 +1438,16 @@ def dropped_and_changed(net: Any, x: Tensor) -> Tensor:
     return found
 
 
+def flattened_and_changed(net: Any, x: Tensor) -> Tensor:
+    y = last(net.c(x)).contiguous().permute(0, 3, 1, 2)
+    z = y.flatten(1)  # a copy, since channels lie at the end
+    y += 1
+    found: Tensor = net.f(z) + net.g(y.mean((2, 3)))
+    return found
+
+
 CHANGING = {
+    "a copy by a flatten": Written(flattened_and_changed, c=conv(3, 8), f=nn.Linear(8 * 81, 2), g=nn.Linear(8, 2)),
     "means before a change": Written(reduced_before_a_change, c=conv(3, 8), r=nn.ReLU(True), f=nn.Linear(8, 2)),
     "copies of several kinds": Written(dropped_and_changed, c=conv(3, 8), o=nn.Dropout(0.5), d=conv(8, 2)),
     "a learned power": Written(
@@ -1458,6 +1467,54 @@ def test_changes_in_place_meet_what_they_met(name: str) -> None:
     each = [net(act(p4m, h, x)) for h in range(8)]
     mean = torch.stack([act(p4m, p4m.inverse[h], e) if e.ndim == 4 else e for h, e in enumerate(each)]).mean(0)
     torch.testing.assert_close(made(x), mean, rtol=0, atol=1e-10)
+
+
+def changed_in_channels_last(s: Any, x: Tensor) -> Tensor:
+    y = s.c(x)
+    y = s.d(last(y).contiguous().permute(0, 3, 1, 2))  # its result lies as what it gets
+    t = last(y).contiguous()
+    t += 1
+    return s.f((y + t.permute(0, 3, 1, 2)).mean((2, 3)))
+
+
+def changed_after_a_format(s: Any, x: Tensor) -> Tensor:
+    y = s.c(x)
+    t = y.to(memory_format=torch.channels_last)
+    t += 1
+    return s.f((y + t).mean((2, 3)))
+
+
+def changed_after_an_image(s: Any, x: Tensor) -> Tensor:
+    y = s.c(x.contiguous(memory_format=torch.channels_last))
+    t = y.contiguous()
+    t.mul_(2)
+    return s.f((y + t).mean((2, 3)))
+
+
+def changed_with_nobody_looking(s: Any, x: Tensor) -> Tensor:
+    y = s.d(last(s.c(x)).contiguous().permute(0, 3, 1, 2))
+    t = last(y).contiguous()
+    t += 1
+    return s.f(F.relu(t).mean((1, 2)))
+
+
+@pytest.mark.parametrize("forward", [changed_in_channels_last, changed_after_a_format, changed_after_an_image])
+def test_copies_of_which_nobody_knows_are_refused_before_changes(forward: Any) -> None:
+    net = Written(forward, c=conv(3, 8), d=conv(8, 8), f=nn.Linear(8, 2))
+    words = (
+        r"which may be a copy or not, before a change in place, .*clone\(\) in its place.*\(in Written \(test_convert\.py:\d+\)\)"
+    )
+    with pytest.raises(ValueError, match=words):
+        convert(net, p4m)
+
+
+def test_copies_of_which_nobody_knows_are_taken_where_nothing_tells() -> None:
+    torch.manual_seed(0)
+    net, x = Written(changed_with_nobody_looking, c=conv(3, 8), d=conv(8, 8), f=nn.Linear(8, 2)).eval(), torch.randn(2, 3, 9, 9)
+    made = convert(net, p4m, "channels", weights=True, example=x)
+    mean = torch.stack([net(act(p4m, h, x)) for h in range(8)]).mean(0)
+    torch.testing.assert_close(made(x), mean, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(planar(made.eval())(x), mean, rtol=1e-4, atol=1e-5)
 
 
 def test_widths_that_must_add_up_are_refused_where_they_cannot() -> None:

@@ -88,10 +88,9 @@ def unchanged(net: Converter, node: fx.Node, x: Value) -> Value:
             f"{node.name}, an expand_as,", x, "sums and products expand by themselves; or expand maps, (N, C, 1, 1)"
         )
     if x.kind not in ("map", "line", "fibre"):
-        return net.pointwise(node, node.target in POINTWISE_METHODS)
-    if net.in_place and x.memory:  # there it was a copy, which may be changed
-        return replace(x, node=net.graph.call_method("clone", (x.node,)), memory="")
-    return replace(x, memory="")
+        found = net.pointwise(node, node.target in POINTWISE_METHODS)
+        return replace(found, memory="unknown" if node.kwargs.get("memory_format") else found.memory)
+    return net.same_or_copied(node, x)
 
 
 def repeated(net: Converter, node: fx.Node, x: Value) -> Value:
@@ -128,6 +127,8 @@ def moved(net: Converter, node: fx.Node, x: Value) -> Value:
         return x
     given = [a for a in node.args[1:] if isinstance(a, torch.dtype) or (isinstance(a, fx.Node) and net.value(a).kind == "size")]
     kept = {k: v for k, v in node.kwargs.items() if k == "dtype"}
+    if x.kind in ("image", "map", "line", "fibre") and "memory_format" in node.kwargs:
+        x = net.same_or_copied(node, x)
     if not given and not kept:
         return x
     node_ = net.graph.call_method("to", *fx.map_arg(((x.node, *given), kept), lambda n: n if n is x.node else net.value(n).node))
@@ -215,4 +216,4 @@ def _flat(net: Converter, node: fx.Node, x: Value, start: Any, end: Any = -1) ->
 
 
 def _with_channels_moved(x: Value) -> Value:
-    return replace(x, last=not x.last, memory="permuted" if x.memory == "" else "" if x.memory == "permuted" else "narrowed")
+    return replace(x, last=not x.last, memory="permuted" if x.memory == "" else "" if x.memory == "permuted" else "unknown")

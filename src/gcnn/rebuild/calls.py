@@ -125,7 +125,7 @@ def _interpolate(net: Converter, node: fx.Node, x: Value) -> Value:
     made = UpsampleTo(net.group, mode, corners)
     new = net.add(node.name, made)
     sizes = fx.map_arg(size, lambda n: net.value(n).node)
-    return replace(x, node=net.graph.call_module(new, (x.node, sizes)))
+    return x.anew(net.graph.call_module(new, (x.node, sizes)))
 
 
 def _dropout(net: Converter, node: fx.Node, x: Value) -> Value:
@@ -173,7 +173,7 @@ def _channels(net: Converter, node: fx.Node, x: Value, start: int, end: int) -> 
         raise UnevenError(node.name, x, start, end, x.old // unit)
     first, count = start * x.new // x.old, (end - start) * x.new // x.old
     some = net.graph.call_method("narrow", (x.node, 1, first, count))
-    return replace(x, node=some, old=end - start, new=count, memory="narrowed")
+    return replace(x, node=some, old=end - start, new=count, narrowed=True)
 
 
 def _item(net: Converter, node: fx.Node, x: Value) -> Value:
@@ -250,7 +250,7 @@ def _reduced(net: Converter, node: fx.Node, x: Value) -> Value:
     over = (*(1,) * (places >= channels), *range(-net.group.dim * (places >= space), 0)) if space else (1,)
     named = {k: v for k, v in named.items() if k in ("p", "unbiased", "correction", "dtype")}
     how = {"max": "amax", "min": "amin"}.get(how, how)
-    x = replace(x, node=net.graph.call_method(how, (x.node,), {"dim": over, "keepdim": keepdim, **named}))
+    x = x.anew(net.graph.call_method(how, (x.node,), {"dim": over, "keepdim": keepdim, **named}))
     if places >= channels:
         x = replace(x, old=min(x.old, 1), new=min(x.new, 1))
     if not space or not places >= space:
@@ -302,7 +302,7 @@ def _normalised(net: Converter, node: fx.Node, x: Value) -> Value:
     if not net.along_channels(x, named.get("dim", 1)):
         raise net.refusal(f"{node.name}, a normalize along axis {named.get('dim', 1)},", x, "take it over the channels, axis 1")
     x = replace(net.pooled(x), last=x.last) if node in net.ends else x
-    return replace(x, node=net.graph.call_function(F.normalize, (x.node, named.get("p", 2.0), 1, named.get("eps", 1e-12))))
+    return x.anew(net.graph.call_function(F.normalize, (x.node, named.get("p", 2.0), 1, named.get("eps", 1e-12))))
 
 
 def _cat(net: Converter, node: fx.Node, x: Value) -> Value:
@@ -327,9 +327,9 @@ def _cat(net: Converter, node: fx.Node, x: Value) -> Value:
     if not net.along_channels(parts[0], dim) and parts[0].kind != "flat":
         raise ValueError(f"convert: {node.name} concatenates along axis {dim}; the channels are axis 1")
     found = net.graph.call_function(torch.cat, ([p.node for p in parts], 1))
-    parts[0] = replace(parts[0], memory="")
     old, new = (sum(p.old for p in parts), sum(p.new for p in parts)) if all(p.old for p in parts) else (0, 0)
-    return replace(parts[0], node=found, old=old, new=new)
+    memory: Any = "unknown" if any(p.memory for p in parts) else ""
+    return replace(parts[0], node=found, old=old, new=new, memory=memory, narrowed=False)
 
 
 def _beside_vectors(net: Converter, node: fx.Node, parts: list[Value]) -> list[Value]:

@@ -16,7 +16,7 @@ from gcnn.nn import CosetPool
 from gcnn.nn.each import AtOnePlace
 from gcnn.pointwise import ALIASES, IN_PLACE, POINTWISE_FUNCTIONS, POINTWISE_METHODS, POINTWISE_MODULES
 from gcnn.rebuild import axes, calls, layers
-from gcnn.rebuild.graph import ends, feeds_layers, heads, images, leads_to_results
+from gcnn.rebuild.graph import changes, copy_matters, ends, feeds_layers, heads, images, leads_to_results
 from gcnn.rebuild.values import (
     BY_SAMPLE,
     CONVS,
@@ -50,13 +50,8 @@ class Converter:
         called = {name: [n for n in graph.nodes if n.op == "call_module" and n.target == name] for name in self.heads}
         # with weights, a mean before another layer would not be the mean of the answers
         self.final = {name for name, nodes in called.items() if not (weights and any(feeds_layers(model, n) for n in nodes))}
-        self.in_place = any(self._changes(node) for node in graph.nodes)
+        self.in_place = any(changes(model, node) for node in graph.nodes)
         self.multiple, self.unit = 1, 0
-
-    def _changes(self, node: fx.Node) -> bool:
-        """Whether a node changes a tensor in place."""
-        module = self.model.get_submodule(str(node.target)) if node.op == "call_module" else None
-        return node.target in IN_PLACE or bool(node.kwargs.get("inplace")) or bool(getattr(module, "inplace", False))
 
     def is_result(self, node: fx.Node) -> bool:
         """Whether nothing but functions of this value alone stands between it and the results, and nothing is learned there."""
@@ -281,8 +276,23 @@ class Converter:
         nodes: dict[fx.Node, Any] = {}
         for n, v in inputs.items():
             nodes[n] = self._spread_parameter(v, like) if self.waits(v) else v.node
-        memory = "" if like.memory == "narrowed" and node.target not in ALIASES else like.memory
-        return replace(like, node=self._copied(node, nodes), single=all(v.single for v in maps), memory=memory)
+        like = replace(like, node=self._copied(node, nodes), single=all(v.single for v in maps))
+        if changes(self.model, node) or node.target in ALIASES:
+            return like
+        return replace(like, narrowed=False, memory=like.memory if len({v.memory for v in maps}) == 1 else "unknown")
+
+    def same_or_copied(self, node: fx.Node, x: Value) -> Value:
+        """`x` where the old network makes a copy of what does not lie in the order of its axes, or of the order asked for."""
+        format_ = node.kwargs.get("memory_format", torch.contiguous_format)
+        flat = x.single or x.old == 1  # then orders are the same
+        if format_ is not torch.contiguous_format or x.memory == "unknown" or (flat and x.memory):
+            if self.in_place and copy_matters(self.model, node):
+                what = f"{node.name}, which may be a copy or not, before a change in place,"
+                raise self.refusal(what, x, "write clone() in its place, or change nothing in place")
+            return replace(x, memory="" if format_ is torch.contiguous_format else "unknown", narrowed=False)
+        if self.in_place and (x.memory or x.narrowed):
+            x = replace(x, node=self.graph.call_method("clone", (x.node,)))
+        return replace(x, memory="", narrowed=False)
 
     def _of_numbers(self, node: fx.Node, inputs: dict[fx.Node, Value], pointwise: bool) -> Value:
         """A function of sizes or of parameters: a number again, if it is one of Python's, or if all parameters are single."""
@@ -405,9 +415,12 @@ class Converter:
 
     def insert(self, name: str, module: nn.Module, x: Value) -> Value:
         """A new layer on `x`."""
-        stays = isinstance(module, nn.Identity | nn.Dropout) or (x.memory == "permuted" and isinstance(module, POINTWISE_MODULES))
-        memory = x.memory if stays else ""
-        return replace(x, node=self.graph.call_module(self.add(name, module), (x.node,)), memory=memory)
+        node = self.graph.call_module(self.add(name, module), (x.node,))
+        if isinstance(module, nn.Identity | nn.Dropout) or getattr(module, "inplace", False):
+            return replace(x, node=node)
+        if isinstance(module, POINTWISE_MODULES):
+            return replace(x, node=node, narrowed=False)
+        return replace(x.anew(node), memory="") if x.last else x.anew(node)  # layers of what is last lay it out anew
 
     def add(self, name: str, module: nn.Module) -> str:
         """Gives the module its name in the new network; another one where that is taken."""

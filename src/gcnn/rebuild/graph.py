@@ -10,11 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from gcnn.pointwise import POINTWISE_FUNCTIONS, POINTWISE_METHODS, POINTWISE_MODULES
+from gcnn.pointwise import ALIASES, IN_PLACE, POINTWISE_FUNCTIONS, POINTWISE_METHODS, POINTWISE_MODULES
 from gcnn.rebuild.values import ADAPTIVE, AVG_POOLS, CONVS, FUNCTIONAL_POOLS, INSTANCE_NORMS, MAX_POOLS, NORMS, PADS, TRANSPOSED
 
 # what images may go through, or meet each other in, on the way to a convolution
 _MEETING = (torch.cat, torch.concat, torch.concatenate, operator.getitem, "expand", "repeat")
+_VIEWS = {
+    *(operator.getitem, torch.permute, torch.transpose, torch.swapaxes, torch.reshape, torch.flatten, torch.squeeze),
+    *(torch.unsqueeze, torch.chunk, torch.split, "permute", "transpose", "swapaxes", "reshape", "view", "flatten", "squeeze"),
+    *("unsqueeze", "chunk", "split", "expand", "expand_as", "contiguous"),
+}
 
 
 def heads(model: nn.Module, graph: fx.Graph) -> Iterator[str]:
@@ -55,6 +60,43 @@ def feeds_layers(model: nn.Module, node: fx.Node) -> bool:
         waiting += [n for n in user.users if n not in seen]
         seen.update(user.users)
     return False
+
+
+def changes(model: nn.Module, node: fx.Node) -> bool:
+    """Whether a node changes a tensor in place."""
+    module = model.get_submodule(str(node.target)) if node.op == "call_module" else None
+    return node.target in IN_PLACE or bool(node.kwargs.get("inplace")) or bool(getattr(module, "inplace", False))
+
+
+def copy_matters(model: nn.Module, node: fx.Node) -> bool:
+    """Whether a later change in place tells if this call has made a copy, or has given back the tensor that it got."""
+    order = {n: i for i, n in enumerate(node.graph.nodes)}
+    first: Any = node.args[0]
+    while _may_be_same(model, first):
+        first = first.args[0]
+    own, others = _same_as(model, node), _same_as(model, first, node)
+    for here, there in ((own, others), (others, own)):
+        changed = [order[n] for n in here if order[n] > order[node] and changes(model, n)]
+        if changed and any(order[user] > min(changed) for n in there for user in n.users):
+            return True
+    return False
+
+
+def _may_be_same(model: nn.Module, node: fx.Node) -> bool:
+    """Whether what a node gives may be the memory of its first argument."""
+    kept = node.op == "call_module" and isinstance(model.get_submodule(str(node.target)), nn.Identity | nn.Dropout)
+    return bool(node.args) and (kept or changes(model, node) or node.target in ALIASES or node.target in _VIEWS)
+
+
+def _same_as(model: nn.Module, node: fx.Node, but: fx.Node | None = None) -> set[fx.Node]:
+    """The nodes whose memory may be that of a node."""
+    found, waiting = {node}, [node]
+    while waiting:
+        before = waiting.pop()
+        new = [u for u in before.users if u is not but and u not in found and u.args[:1] == (before,) and _may_be_same(model, u)]
+        found.update(new)
+        waiting += new
+    return found
 
 
 def leads_to_results(node: fx.Node) -> bool:

@@ -246,7 +246,7 @@ def max_over_space(net: Converter, what: str, size: Any, indices: bool, x: Value
     """The largest number of each channel."""
     if indices or size not in (1, (1,) * net.group.dim, [1] * net.group.dim) or x.kind not in ("map", "image"):
         raise net.refusal(what, x, "a maximum over all of space, output_size 1, is known")
-    return replace(x, node=net.graph.call_method("amax", (x.node, tuple(range(-net.group.dim, 0)), True)), single=True)
+    return replace(x.anew(net.graph.call_method("amax", (x.node, tuple(range(-net.group.dim, 0)), True))), single=True)
 
 
 def _upsample(net: Converter, name: str, module: nn.Upsample, x: Value) -> Value:
@@ -271,7 +271,7 @@ def padded(net: Converter, name: str, what: str, x: Value, pad: Any, mode: str, 
     if known:
         return replace(net.insert(name, made, x), single=False)
     sizes = fx.map_arg(pad, lambda n: net.own(net.value(n)))  # checked when it runs
-    return replace(x, node=net.graph.call_module(net.add(name, made), (x.node, sizes)), single=False)
+    return replace(x.anew(net.graph.call_module(net.add(name, made), (x.node, sizes))), single=False)
 
 
 def _softmax(net: Converter, name: str, module: Any, x: Value) -> Value:
@@ -288,7 +288,7 @@ def softmax_over(net: Converter, what: str, log: bool, dim: Any, x: Value, dtype
     first = net.pool == "max" or (log and net.pool is not None and not net.weights)
     if first and net.is_result(net.present):
         x = replace(net.pooled(x), last=x.last)
-    return replace(x, node=net.graph.call_function(torch.log_softmax if log else torch.softmax, (x.node, 1), {"dtype": dtype}))
+    return x.anew(net.graph.call_function(torch.log_softmax if log else torch.softmax, (x.node, 1), {"dtype": dtype}))
 
 
 def _glu(net: Converter, name: str, module: nn.GLU, x: Value) -> Value:
@@ -301,7 +301,7 @@ def gated(net: Converter, node: fx.Node, dim: Any, x: Value) -> Value:
         raise net.refusal(f"{node.name}, a glu along axis {dim},", x, "take it over the channels, axis 1")
     if x.new % 2:
         raise UnevenError(node.name, x, 0, x.old // 2, 2)
-    return replace(x, node=net.graph.call_function(F.glu, (x.node, 1)), old=x.old // 2, new=x.new // 2)
+    return replace(x.anew(net.graph.call_function(F.glu, (x.node, 1))), old=x.old // 2, new=x.new // 2)
 
 
 def _channel_dropout(net: Converter, name: str, module: Any, x: Value) -> Value:
@@ -318,6 +318,8 @@ def flat_map(net: Converter, name: str, x: Value) -> Value:
     """A map that is flat for the old network, and waits as it is for a linear layer to say what it takes."""
     if x.kind == "image":
         raise net.refusal(f"{name}, a flatten,", x)
+    if x.kind == "map" and x.memory and not x.last:  # there it is a copy
+        x = net.same_or_copied(net.present, x)
     return x if x.kind == "fibre" else replace(x, kind="flat")
 
 

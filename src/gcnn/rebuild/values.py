@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -59,10 +59,16 @@ class Value:
     """The shape that a parameter was given."""
     of: Value | None = None
     """The value whose shape this is."""
-    memory: Literal["", "permuted", "narrowed"] = ""
-    """How the old network's value lies, if it is not contiguous: a `contiguous()` of it is a copy."""
+    memory: Literal["", "permuted", "unknown"] = ""
+    """In which order the old network's value lies, if that is not the order of its axes: a `contiguous()` of it is a copy."""
+    narrowed: bool = False
+    """Whether it is some of the channels of a tensor, as they lie there."""
     squeezed: bool = False
     """An image of one channel, without that axis: a result."""
+
+    def anew(self, node: Any) -> Value:
+        """What a layer makes of this: a tensor of its own, which may lie as this one does."""
+        return replace(self, node=node, memory="unknown" if self.memory else "", narrowed=False)
 
 
 class UnevenError(Exception):
