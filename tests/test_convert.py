@@ -654,9 +654,22 @@ BAD: dict[str, tuple[nn.Module, str]] = {
         r"1 \(ZeroPad2d.*one side more than the other",
     ),
     "one axis padded": (Written(lambda s, x: s.c(F.pad(x, (1, 1))), c=conv(3, 8)), r"pad \(=\(0, 1\)\) must be equal along axes"),
-    "channels padded": (
-        Written(lambda s, x: F.pad(s.c(x), (0, 0, 0, 0, 2, 2)), c=conv(3, 8)),
+    "samples padded": (
+        Written(lambda s, x: F.pad(s.c(x), (0, 0, 0, 0, 0, 0, 2, 2)), c=conv(3, 8)),
         r"pad: expected a pad of at most 2 axes of space",
+    ),
+    "channels padded by what is there": (
+        Written(lambda s, x: F.pad(s.c(x), (0, 0, 0, 0, 2, 2), "circular"), c=conv(3, 8)),
+        r"a pad of the channels by \(2, 2\) of mode 'circular', .*a convolution of size 1, with a stride",
+    ),
+    "channels taken off by a pad": (Written(lambda s, x: F.pad(s.c(x), (0, 0, 0, 0, -2, -2)), c=conv(3, 8)), r"by \(-2, -2\)"),
+    "every other row": (
+        Written(lambda s, x: s.c(x)[:, :, ::2, ::1], c=conv(3, 8)),
+        r"the step \(=\(2, 1\)\) must be equal along axes .*y\[:, :, ::2, ::2\] and y\[:, :, 1:-1, 1:-1\] are known \(in W",
+    ),
+    "a window that is not in the middle": (
+        Written(lambda s, x: s.c(x)[..., 1:-2, 1:-2], c=conv(3, 8)),
+        r"getitem, a call of getitem, cannot .* cut both ends alike",
     ),
     "parts of space": (
         Written(lambda s, x: s.c(x).chunk(3, 2)[0], c=conv(3, 8)),
@@ -1017,6 +1030,26 @@ def test_on_hexagonal_lattices_too(name: str) -> None:
     torch.testing.assert_close(planar(net)(x), net(x), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("cut", "words"),
+    [
+        (lambda y: F.pad(y, (-1, -1, -1, -1)), r"pad: pad \(=\(-1, -1, -1, -1\)\) cuts a box out of a box, and p6 maps hexagons"),
+        (lambda y: y[:, :, 1:-1, 1:-1], r"getitem, .* a window of a box is no hexagon"),
+    ],
+)
+def test_windows_of_hexagons_are_refused(cut: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        convert(Written(lambda s, x: cut(s.c(x)).mean((2, 3)), c=conv(3, 8)), p6)
+
+
+def test_places_of_hexagons_are_taken_with_their_centre() -> None:
+    torch.manual_seed(0)
+    net = convert(Written(lambda s, x: s.d(F.relu(s.c(x)[:, :, ::2, ::2])), c=conv(3, 8), d=conv(8, 2)), p6).eval()
+    x = image(p6, channels=3, size=9, dtype=torch.float32)
+    assert equivariance_error(net, p6, x) < 1e-4
+    torch.testing.assert_close(planar(net)(x), net(x), rtol=1e-5, atol=1e-6)
+
+
 # --- what a forward may hide from tracing --------------------------------------------------------------------------------------
 
 
@@ -1243,7 +1276,42 @@ def axis_by_axis(net: Any, x: Tensor) -> Tensor:
     return found
 
 
+def padded_shortcut(net: Any, x: Tensor) -> Tensor:
+    """Option A of the ResNet paper."""
+    y = F.relu(net.a(x))
+    short = F.pad(y[:, :, ::2, ::2], (0, 0, 0, 0, 4, 4), "constant", 0)
+    found: Tensor = net.f(F.relu(net.b(y) + short).mean((2, 3)))
+    return found
+
+
+def discriminator() -> nn.Sequential:
+    return nn.Sequential(conv(3, 24), nn.LeakyReLU(0.2), nn.Conv2d(24, 24, 5), nn.LeakyReLU(0.2), nn.Conv2d(24, 1, 5))
+
+
 FOUND = {
+    "one number each": Written(lambda s, x: s.m(x).view(-1, 1).squeeze(1), m=discriminator()),
+    "one number each in a row": Written(lambda s, x: s.m(x).view(-1), m=discriminator()),
+    "one number each by flatten": Written(lambda s, x: s.m(x).flatten(), m=discriminator()),
+    "one number each by squeeze": Written(lambda s, x: s.m(x).squeeze(), m=discriminator()),
+    "one number each by size": Written(lambda s, x: s.m(x).view(x.size(0), -1), m=discriminator()),
+    "a pool of the map's size": Written(
+        lambda s, x: F.avg_pool2d(s.d(F.relu(s.c(x))), 9).squeeze(3).squeeze(2), c=conv(3, 24), d=conv(24, 3)
+    ),
+    "a pool of the map's size flattened": Written(
+        lambda s, x: F.avg_pool2d(s.d(F.relu(s.c(x))), 9).view(x.size(0), -1), c=conv(3, 24), d=conv(24, 3)
+    ),
+    "a pool to logarithms": Written(
+        lambda s, x: F.log_softmax(F.avg_pool2d(s.d(F.relu(s.c(x))), 9).view(-1, 3), 1), c=conv(3, 24), d=conv(24, 3)
+    ),
+    "a layer without padding after a pool": nn.Sequential(
+        conv(3, 24), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Conv2d(24, 2, 1, padding="valid"), nn.Flatten()
+    ),
+    "a shortcut padded by channels": Written(padded_shortcut, a=conv(3, 8), b=nn.Conv2d(8, 16, 3, 2, 1), f=nn.Linear(16, 3)),
+    "more channels than before": Written(lambda s, x: s.d(F.pad(s.c(x), (1, 1, 1, 1, 0, 4))), c=conv(3, 24), d=conv(28, 2)),
+    "a window in the middle": Written(
+        lambda s, x: s.d(s.c(x)[:, :, 1:-1, 1:-1] + s.e(x)), c=conv(3, 24), e=nn.Conv2d(3, 24, 3), d=conv(24, 2)
+    ),
+    "every other place of the image": Written(lambda s, x: s.d(F.relu(s.c(x[..., ::2, ::2]))), c=conv(3, 24), d=conv(24, 2)),
     "a copy that is changed": Written(copied_and_changed, c=conv(3, 8), a=nn.ReLU(True), l=nn.Linear(8, 8), f=nn.Linear(8, 3)),
     "parts beside their sum": Written(ghost, a=conv(3, 24), b=conv(24, 16), c=conv(24, 8), d=conv(24, 2)),
     "a pool of the channels": Written(channel_pool, a=conv(3, 24), b=conv(2, 1), d=conv(24, 2)),
@@ -1297,6 +1365,19 @@ def test_what_is_found_in_other_peoples_code(name: str, keep: Any) -> None:
     plain = planar(made, example=x)
     for a, b in zip(tree_leaves(plain(x)), tree_leaves(ours), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", [n for n in FOUND if n.startswith(("one number", "a pool of the map's", "a pool to log"))])
+def test_results_of_one_place_are_checked_when_they_run(name: str) -> None:
+    with pytest.raises(ValueError, match=r"^(view|flatten|squeeze)\w*: expected a map of a single place"):
+        convert(copy.deepcopy(FOUND[name]), p4m)(torch.randn(2, 3, 19, 19))
+
+
+def test_a_flattened_result_is_named() -> None:
+    with pytest.raises(ValueError, match=r"no linear layer follows; .* \(in Written \(test_convert\.py:\d+\)\)"):
+        convert(Written(lambda s, x: s.c(x).flatten(1), c=conv(3, 8)), p4m)
+    with pytest.raises(ValueError, match=r"no linear layer follows; .* \(in 1\)"):
+        convert(nn.Sequential(conv(3, 8), nn.Flatten()), p4m)
 
 
 def test_what_is_frozen_stays_frozen_under_other_names() -> None:

@@ -103,6 +103,10 @@ class PadBoth(GModule):
             raise ValueError(f"expected a pad of at most {self.group.dim} axes of space, two numbers each, got {pad}")
         if left != right:
             raise ValueError(f"pad (={pad}) pads one side more than the other, which is not equivariant; pad both sides alike")
+        if min(left, default=0) < 0 and not self.group.fills_box:
+            raise ValueError(
+                f"pad (={pad}) cuts a box out of a box, and {self.group} maps hexagons; convolve without padding instead"
+            )
         check_axes(self.group, "pad", (*(0,) * (self.group.dim - len(left)), *left[::-1]))
         return pad
 

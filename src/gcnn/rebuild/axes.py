@@ -11,6 +11,7 @@ from torch import Tensor, fx
 
 from gcnn.pointwise import POINTWISE_METHODS
 from gcnn.rebuild import layers
+from gcnn.rebuild.graph import from_pool
 from gcnn.rebuild.values import Value, arguments
 
 if TYPE_CHECKING:
@@ -21,9 +22,14 @@ def squeezed(net: Converter, node: fx.Node, x: Value) -> Value:
     """Without axes of a single place; a squeeze() of all drops those of space alone, whatever the batch is."""
     dim, rank = arguments(node, "dim").get("dim"), net.rank(x)
     places = set(range(2, rank)) if dim is None else {d % rank for d in (dim if isinstance(dim, list | tuple) else [dim])}
-    if places == {1} and x.old == 1 and x.kind == "map" and not x.last and net.pool is not None and net.is_result(node):
+    result = x.old == 1 and not x.last and net.pool is not None and net.is_result(node)
+    if places == {1} and result and x.kind in ("map", "fibre"):
         y = net.pooled(x)
-        return replace(y, node=net.graph.call_method("squeeze", (y.node, 1)), kind="other", squeezed=True)
+        return replace(y, node=net.graph.call_method("squeeze", (y.node, 1)), kind="other", squeezed=x.kind == "map")
+    if dim is None and _is_one_number(net, node, x):
+        return _as_numbers(net, node, x)
+    if x.kind == "map" and not x.single and not x.last and min(places) > 1 and from_pool(net.model, node.args[0]):
+        x = net.single(x, node.name)
     if not at_one_place(x) or 0 in places or (x.old < 2 and (dim is None or 1 in places)):
         way = "squeeze axes of space after a pool to a single place, or use flatten(1)"
         if places == {1}:
@@ -55,9 +61,23 @@ def viewed_parameter(net: Converter, node: fx.Node, x: Value) -> Value:
     return replace(x, view=tuple(seen.shape))
 
 
+def _as_numbers(net: Converter, node: fx.Node, x: Value) -> Value:
+    """A result of one channel at one place as numbers (N,): pooled over the group, and checked when it runs."""
+    y = net.pooled(net.single(x, node.name))
+    return replace(y, node=net.graph.call_method("squeeze", (y.node, 1)), old=0, new=0)
+
+
+def _is_one_number(net: Converter, node: fx.Node, x: Value) -> bool:
+    """Whether a sample's result is a single number, as far as it is known before it runs."""
+    known = x.kind in ("map", "flat") and x.old == 1 and not x.last
+    return known and net.pool is not None and net.is_result(node)
+
+
 def flattened(net: Converter, node: fx.Node, x: Value) -> Value:
-    """A flatten, of all but the batch or of space alone."""
+    """A flatten, of all but the batch or of space alone; of the batch too where a sample has one number."""
     named = arguments(node, "start_dim", "end_dim")
+    if (named.get("start_dim", 0), named.get("end_dim", -1)) == (0, -1) and _is_one_number(net, node, x):
+        return _as_numbers(net, node, x)
     return _flat(net, node, x, named.get("start_dim", 0), named.get("end_dim", -1))
 
 
@@ -66,6 +86,8 @@ def viewed(net: Converter, node: fx.Node, x: Value) -> Value:
     given: Any = node.args[1] if len(node.args) == 2 and isinstance(node.args[1], list | tuple) else node.args[1:]
     given = given or node.kwargs.get("shape", ())
     ones = (1,) * net.group.dim
+    if tuple(given) == (-1,) and _is_one_number(net, node, x):
+        return _as_numbers(net, node, x)
     kept = len(given) > 1 and (given[1] == x.old or _is_channels(net, x, given[1]) or (given[1] == -1 and given[0] != -1))
     if at_one_place(x) and len(given) == net.group.dim + 2 and tuple(given[2:]) == ones and kept:
         return with_axes(net, x, net.group.dim)

@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from gcnn.nn import GAdaptiveAvgPool, GMaxPool, GUpsample
+from gcnn.checks import check_axes
+from gcnn.nn import GAdaptiveAvgPool, GMaxPool, GSubsample, GUpsample
 from gcnn.nn.each import ChannelDropout, ChannelNorm, UpsampleTo
 from gcnn.pointwise import POINTWISE_FUNCTIONS, POINTWISE_METHODS, POINTWISE_MODULES
 from gcnn.rebuild import axes, layers
@@ -138,7 +139,29 @@ def _dropout(net: Converter, node: fx.Node, x: Value) -> Value:
 
 def _pad(net: Converter, node: fx.Node, x: Value) -> Value:
     named = arguments(node, "pad", "mode", "value")
-    return layers.padded(net, node.name, node.name, x, named["pad"], named.get("mode", "constant"), named.get("value") or 0.0)
+    pad, mode, value = named["pad"], named.get("mode", "constant"), named.get("value") or 0.0
+    space = 2 * net.group.dim
+    if isinstance(pad, list | tuple) and len(pad) == space + 2 and x.kind == "map" and not x.last:
+        x = _more_channels(net, node, x, pad[space:], mode, value)
+        pad = pad[:space]
+        if not any(pad):
+            return x
+    return layers.padded(net, node.name, node.name, x, pad, mode, value)
+
+
+def _more_channels(net: Converter, node: fx.Node, x: Value, pad: Any, mode: str, value: float) -> Value:
+    """A map with channels of one number beside its own: the same share of those that there are now."""
+    if not all(isinstance(n, int) and n >= 0 for n in pad) or mode != "constant" or not (net.group.fills_box or value == 0):
+        remedy = "pad by known numbers of channels that are zero, or use a convolution of size 1, with a stride"
+        raise net.refusal(f"{node.name}, a pad of the channels by {tuple(pad)} of mode {mode!r},", x, remedy)
+    more = sum(pad)
+    if x.new * more % x.old:
+        raise UnevenError(node.name, x, x.old, x.old + more, x.old // math.gcd(more, x.old))
+    added = x.new * more // x.old
+    before = round(pad[0] * x.new / x.old)
+    sizes = (*(0,) * (2 * net.group.dim + 2), before, added - before)
+    y = net.graph.call_function(F.pad, (x.node, sizes), {"value": value})
+    return replace(x.anew(y), old=x.old + more, new=x.new + added)
 
 
 def _softmax(net: Converter, node: fx.Node, x: Value) -> Value:
@@ -194,6 +217,8 @@ def _item(net: Converter, node: fx.Node, x: Value) -> Value:
             return axes.with_axes(net, x, space - len(rest))
         if space + len(rest) <= net.group.dim and all(i is None for i in rest):
             return axes.with_axes(net, x, space + len(rest))
+    if len(rest) == space == net.group.dim and x.kind in ("image", "map") and not x.last and all(map(_is_slice, rest)):
+        return _window(net, node, x, rest)
     of_channels = len(steps) > 1 and isinstance(steps[1], slice) and all(i in (whole, ...) for i in (steps[0], *steps[2:]))
     if x.kind == "image" and not x.old and of_channels and steps[0] == whole:  # channels of the picture itself
         return replace(x, node=net.graph.node_copy(node, lambda n: net.value(n).node))
@@ -303,6 +328,37 @@ def _normalised(net: Converter, node: fx.Node, x: Value) -> Value:
         raise net.refusal(f"{node.name}, a normalize along axis {named.get('dim', 1)},", x, "take it over the channels, axis 1")
     x = replace(net.pooled(x), last=x.last) if node in net.ends else x
     return x.anew(net.graph.call_function(F.normalize, (x.node, named.get("p", 2.0), 1, named.get("eps", 1e-12))))
+
+
+def _is_slice(index: Any) -> bool:
+    return isinstance(index, slice) and index != slice(None)
+
+
+def _window(net: Converter, node: fx.Node, x: Value, cuts: tuple[slice, ...]) -> Value:
+    """Every so many places, as a strided convolution takes them, and a window that both ends are cut from alike."""
+    what, known = f"{node.name}, a call of getitem,", "y[:, :, ::2, ::2] and y[:, :, 1:-1, 1:-1] are known"
+    starts, stops, steps = [c.start or 0 for c in cuts], [c.stop or 0 for c in cuts], [c.step or 1 for c in cuts]
+    if (
+        not all(isinstance(n, int) for n in (*starts, *stops, *steps))
+        or starts != [-n for n in stops]
+        or min(*starts, *steps) < 0
+    ):
+        raise net.refusal(what, x, f"cut both ends alike along all axes, {known}; or use a convolution with a stride, or AvgPool")
+    try:
+        check_axes(net.group, "the start", starts)
+        check_axes(net.group, "the step", steps)
+    except ValueError as error:
+        raise net.refusal(what, x, f"{error}; {known}") from None
+    if net.group.fills_box:
+        index: Any = (..., *cuts)
+        y = net.graph.call_function(operator.getitem, (x.node, index))
+    elif any(starts):
+        raise net.refusal(
+            what, x, f"a window of a box is no hexagon, and {net.group} maps those; use a convolution without padding"
+        )
+    else:
+        y = net.graph.call_module(net.add(node.name, GSubsample(net.group, tuple(steps))), (x.node,))
+    return replace(x, node=y, single=x.single and not any(starts), memory="unknown")
 
 
 def _cat(net: Converter, node: fx.Node, x: Value) -> Value:

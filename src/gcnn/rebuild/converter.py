@@ -16,7 +16,7 @@ from gcnn.nn import CosetPool
 from gcnn.nn.each import AtOnePlace
 from gcnn.pointwise import ALIASES, IN_PLACE, POINTWISE_FUNCTIONS, POINTWISE_METHODS, POINTWISE_MODULES
 from gcnn.rebuild import axes, calls, layers
-from gcnn.rebuild.graph import changes, copy_matters, ends, feeds_layers, heads, images, leads_to_results
+from gcnn.rebuild.graph import changes, copy_matters, ends, feeds_layers, from_pool, heads, images, leads_to_results
 from gcnn.rebuild.values import (
     BY_SAMPLE,
     CONVS,
@@ -121,19 +121,26 @@ class Converter:
         return Value(self.graph.node_copy(node), "other" if channels is None else "image", channels or 0, channels or 0)
 
     def _output(self, node: fx.Node) -> Value:
-        def result(x: Value) -> Any:
+        def result(n: fx.Node, x: Value) -> Any:
             if x.kind == "parts":
-                return tuple(result(part) for part in x.node)
+                return tuple(result(n, part) for part in x.node)
             if x.of is not None and x.of.kind != "image":
                 raise self.refusal("a shape as a result", Value(None), "return its entries, x.shape[2]")
             if x.kind not in ("size", "shape"):
                 self.axes.append("last" if x.last else "squeezed" if x.squeezed else "")
-            y = self.pooled(x)
+            y = self._pooled_at_the_end(n, x)
             if x.kind == "flat" and self.pool is not None:
                 return self.graph.call_method("flatten", (y.node, 1))
             return self.graph.call_method("movedim", (y.node, 1, -1)) if x.last else self.own(y)
 
-        return Value(self.graph.output(fx.map_arg(node.args[0], lambda n: result(self.values[n]))))
+        return Value(self.graph.output(fx.map_arg(node.args[0], lambda n: result(n, self.values[n]))))
+
+    def _pooled_at_the_end(self, node: fx.Node, x: Value) -> Value:
+        try:
+            return self.pooled(x)
+        except ValueError as error:
+            place = node.meta.get("place", str(node.target))
+            raise ValueError(f"{error} (in {place})") from None
 
     def _get_attr(self, node: fx.Node) -> Value:
         """A parameter or buffer; one number a channel becomes one number a G-feature map when it meets a map."""
@@ -206,6 +213,10 @@ class Converter:
         """The numbers of a parameter that waits."""
         held = attribute(self.model, str(x.node.target))
         return held if x.view is None else held.reshape(x.view)
+
+    def ends_at_one_place(self, node: fx.Node, x: Value) -> bool:
+        """Whether a map, flattened where no layer follows, is meant to have a single place; that is checked when it runs."""
+        return node in self.ends and (x.old == 1 or from_pool(self.model, node.args[0] if node.args else None))
 
     def single(self, x: Value, name: str = "a reshape") -> Value:
         """A flattened map of a single place as a function on the group."""

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
+from gcnn.nn import GAvgPool, GMaxPool
 from gcnn.pointwise import ALIASES, IN_PLACE, POINTWISE_FUNCTIONS, POINTWISE_METHODS, POINTWISE_MODULES
 from gcnn.rebuild.values import ADAPTIVE, AVG_POOLS, CONVS, FUNCTIONAL_POOLS, INSTANCE_NORMS, MAX_POOLS, NORMS, PADS, TRANSPOSED
 
@@ -97,6 +98,20 @@ def _same_as(model: nn.Module, node: fx.Node, but: fx.Node | None = None) -> set
         found.update(new)
         waiting += new
     return found
+
+
+def from_pool(model: nn.Module, node: Any) -> bool:
+    """Whether functions of single numbers and reshapes alone come between a pool of a fixed size and this."""
+    passed = (*POINTWISE_MODULES, nn.Flatten)
+    while isinstance(node, fx.Node) and node.op != "placeholder":
+        module = model.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if isinstance(module, (*MAX_POOLS, *AVG_POOLS)) or FUNCTIONAL_POOLS.get(node.target) in (GMaxPool, GAvgPool):
+            return True
+        reshaped = node.target in ("view", "reshape", "flatten", "squeeze", torch.reshape, torch.flatten, torch.squeeze)
+        if not (isinstance(module, passed) or reshaped or (module is None and _pointwise(node))):
+            return False
+        node = node.args[0] if node.args else None
+    return False
 
 
 def leads_to_results(node: fx.Node) -> bool:

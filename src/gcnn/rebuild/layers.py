@@ -67,7 +67,8 @@ def _conv(net: Converter, name: str, module: Any, x: Value) -> Value:
         raise net.refusal(f"{name} ({module}), which is called on values of several kinds,", x, "give each its own layer")
     if net.weights:
         _place(net, name, made, module.weight, module.bias)
-    stays = x.single and set(module.kernel_size) == {1} and set(module.padding) == {0} and not transposed
+    unpadded = isinstance(module.padding, str) or set(module.padding) == {0}  # "same" and "valid" are the same for size 1
+    stays = x.single and set(module.kernel_size) == {1} and unpadded and not transposed
     return replace(net.insert(name, made, x), kind="map", old=module.out_channels, new=k_out, single=stays)
 
 
@@ -320,6 +321,8 @@ def flat_map(net: Converter, name: str, x: Value) -> Value:
         raise net.refusal(f"{name}, a flatten,", x)
     if x.kind == "map" and x.memory and not x.last:  # there it is a copy
         x = net.same_or_copied(net.present, x)
+    if x.kind == "map" and not x.single and not x.last and net.ends_at_one_place(net.present, x):
+        return net.single(x, name)
     return x if x.kind == "fibre" else replace(x, kind="flat")
 
 
