@@ -606,11 +606,26 @@ def hooked() -> nn.Module:
 
 reverse = Own.apply  # an alias, as people take it
 BAD: dict[str, tuple[nn.Module, str]] = {
-    "computed from a parameter": (
+    "computed from all numbers of a parameter": (
         Written(
-            lambda s, x: s.d(s.c(x) * torch.sigmoid(s.g)), c=conv(3, 8), d=conv(8, 2), g=nn.Parameter(torch.randn(1, 8, 1, 1))
+            lambda s, x: s.d(s.c(x) * s.g.softmax(0).view(1, -1, 1, 1)),
+            c=conv(3, 8),
+            d=conv(8, 2),
+            g=nn.Parameter(torch.randn(8)),
         ),
-        r"meets sigmoid, something that is no map",
+        r"softmax, a function of parameters, is computed from all of 8 channels, of which \d are left.*\(in Written \(test_c",
+    ),
+    "a parameter in another order": (
+        Written(
+            lambda s, x: s.d(s.c(x) * s.g[[*range(7, -1, -1)]]), c=conv(3, 8), d=conv(8, 2), g=nn.Parameter(torch.ones(8, 1, 1))
+        ),
+        r"getitem, a function of parameters, is computed from all of 8 channels",
+    ),
+    "rows computed from a parameter": (
+        Written(
+            lambda s, x: s.d(s.c(x) * torch.sigmoid(s.g)), c=conv(3, 9), d=conv(9, 2), g=nn.Parameter(torch.randn(1, 1, 9, 1))
+        ),
+        r"sigmoid, a function of parameters, of shape \(1, 1, 9, 1\) meets a map of 9 channels; one number, or one a channel",
     ),
     "a picture of numbers": (
         Written(lambda s, x: s.c(x + s.p), c=conv(3, 8), p=nn.Parameter(torch.randn(1, 3, 9, 9))),
@@ -1288,7 +1303,33 @@ def discriminator() -> nn.Sequential:
     return nn.Sequential(conv(3, 24), nn.LeakyReLU(0.2), nn.Conv2d(24, 24, 5), nn.LeakyReLU(0.2), nn.Conv2d(24, 1, 5))
 
 
+def weighted(net: Any, x: Tensor) -> Tensor:
+    """Sums whose shares are learned, as BiFPN and mixtures of layers have them."""
+    a, b, w, v = net.a(x), net.b(x), F.relu(net.w), torch.softmax(net.v, 0)
+    found: Tensor = net.d((w[0] * a + w[1] * b) / (w.sum() + 1e-4) + v[0] * a + (1 - v[1]) * b)
+    return found
+
+
 FOUND = {
+    "learned shares": Written(
+        weighted, a=conv(3, 24), b=conv(3, 24), d=conv(24, 2), w=nn.Parameter(torch.rand(2)), v=nn.Parameter(torch.randn(2))
+    ),
+    "a gate of each channel": Written(
+        lambda s, x: s.d(s.c(x) * torch.sigmoid(s.g).view(1, -1, 1, 1) + s.m(s.h[:, None, None] * 2) * s.k.exp()),
+        c=conv(3, 24),
+        d=conv(24, 2),
+        m=nn.Tanh(),
+        g=nn.Parameter(torch.randn(24)),
+        h=nn.Parameter(torch.randn(24)),
+        k=nn.Parameter(torch.randn(1)),
+    ),
+    "a scale that is positive": Written(
+        lambda s, x: s.d(s.c(x * F.softplus(s.i)) * (F.softplus(s.g) + 0.1) / s.g.numel()),
+        c=conv(3, 24),
+        d=conv(24, 2),
+        g=nn.Parameter(torch.randn(24, 1, 1)),
+        i=nn.Parameter(torch.randn(3, 1, 1)),
+    ),
     "one number each": Written(lambda s, x: s.m(x).view(-1, 1).squeeze(1), m=discriminator()),
     "one number each in a row": Written(lambda s, x: s.m(x).view(-1), m=discriminator()),
     "one number each by flatten": Written(lambda s, x: s.m(x).flatten(), m=discriminator()),

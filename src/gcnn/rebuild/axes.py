@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from gcnn.pointwise import POINTWISE_METHODS
 from gcnn.rebuild import layers
@@ -47,18 +47,6 @@ def unsqueezed(net: Converter, node: fx.Node, x: Value) -> Value:
         ones = ", 1" * net.group.dim
         raise net.refusal(f"{node.name}, an unsqueeze along axis {dim},", x, f"vectors (N, C) may become maps (N, C{ones})")
     return with_axes(net, x, rank - 1)
-
-
-def viewed_parameter(net: Converter, node: fx.Node, x: Value) -> Value:
-    """A parameter with another shape, (C,) as (1, C, 1, 1), say."""
-    held = net.held(x)
-    if not isinstance(held, Tensor) or any(isinstance(a, fx.Node) for a in node.args[1:]):
-        return net.pointwise(node, pointwise=False)
-    how: Any = getattr(Tensor, node.target) if isinstance(node.target, str) else node.target
-    seen = how(held.detach(), *node.args[1:], **node.kwargs)
-    if seen.numel() != held.numel():
-        return net.pointwise(node, pointwise=False)
-    return replace(x, view=tuple(seen.shape))
 
 
 def _as_numbers(net: Converter, node: fx.Node, x: Value) -> Value:

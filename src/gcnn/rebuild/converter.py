@@ -15,20 +15,18 @@ from gcnn.groups import Group
 from gcnn.nn import CosetPool
 from gcnn.nn.each import AtOnePlace
 from gcnn.pointwise import ALIASES, IN_PLACE, POINTWISE_FUNCTIONS, POINTWISE_METHODS, POINTWISE_MODULES
-from gcnn.rebuild import axes, calls, layers
+from gcnn.rebuild import calls, layers, parameters
 from gcnn.rebuild.graph import changes, copy_matters, ends, feeds_layers, from_pool, heads, images, leads_to_results
 from gcnn.rebuild.values import (
     BY_SAMPLE,
     CONVS,
     NORMS,
-    RESHAPES,
     TRANSPOSED,
     UnequalError,
     UnevenError,
     Value,
     attribute,
     drops_samples,
-    is_constant,
 )
 
 
@@ -156,6 +154,10 @@ class Converter:
             made = self.add(name, self.layer(name, module, lambda: self.copied(module)))
             args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: self.own(self.value(n)))
             return Value(self.graph.call_module(made, args, kwargs))
+        if self.waits(x):
+            if not list(module.parameters()):
+                return Value(node)
+            x = replace(x, node=self.own(x))
         if x.kind == "other" and not isinstance(module, (*CONVS, *TRANSPOSED, *NORMS, nn.Linear)):
             return self.kept(name, module, x)
         if x.kind == "line" and not isinstance(module, (*layers.OF_LINES, *POINTWISE_MODULES)):
@@ -188,8 +190,9 @@ class Converter:
         x = self.value(node.args[0] if node.args else next(iter(node.kwargs.values()), None))
         if target in calls.OF_ANYTHING:
             return calls.OF_ANYTHING[target](self, node, x)
-        if target in RESHAPES and self.waits(x):
-            return axes.viewed_parameter(self, node, x)
+        waiting = parameters.of_parameters(self, node)
+        if waiting is not None:
+            return waiting
         if target in calls.OPERATIONS and x.kind != "other":
             return calls.OPERATIONS[target](self, node, x)
         return self.pointwise(node, target in pointwise or target in calls.POINTWISE)
@@ -210,9 +213,8 @@ class Converter:
         return isinstance(x.node, fx.Node) and x.node.graph is self.old_graph
 
     def held(self, x: Value) -> Any:
-        """The numbers of a parameter that waits."""
-        held = attribute(self.model, str(x.node.target))
-        return held if x.view is None else held.reshape(x.view)
+        """The numbers of a parameter, or of a function of parameters, that waits."""
+        return parameters.computed(self, x.node)
 
     def ends_at_one_place(self, node: fx.Node, x: Value) -> bool:
         """Whether a map, flattened where no layer follows, is meant to have a single place; that is checked when it runs."""
@@ -270,7 +272,9 @@ class Converter:
         for n, v in inputs.items():
             if v.kind in ("other", "shape") and not self.waits(v):
                 raise self.refusal(
-                    f"{what} which meets {n.name}, something that is no map,", like, "numbers and parameters are known"
+                    f"{what} which meets {n.name}, something that is no map,",
+                    like,
+                    "numbers are, and parameters of one number, or one a channel",
                 )
         new = {v.new for v in maps if v.old == like.old}
         if len(new) > 1:
@@ -286,7 +290,7 @@ class Converter:
             maps = [v for v in inputs.values() if v.kind not in ("other", "shape", "size")]
         nodes: dict[fx.Node, Any] = {}
         for n, v in inputs.items():
-            nodes[n] = self._spread_parameter(v, like) if self.waits(v) else v.node
+            nodes[n] = parameters.spread(self, v, like) if self.waits(v) else v.node
         like = replace(like, node=self._copied(node, nodes), single=all(v.single for v in maps))
         if changes(self.model, node) or node.target in ALIASES:
             return like
@@ -309,7 +313,7 @@ class Converter:
         """A function of sizes or of parameters: a number again, if it is one of Python's, or if all parameters are single."""
         single = {n: v for n, v in inputs.items() if self.waits(v) and self.held(v).numel() == 1}
         if single and pointwise and all(n in single or v.kind == "size" for n, v in inputs.items()):
-            numbers = {n: self._parameter(str(v.node.target), self.held(v).reshape(())) for n, v in single.items()}
+            numbers = {n: parameters.number(self, v.node) for n, v in single.items()}
             return Value(self._copied(node, {n: numbers.get(n, v.node) for n, v in inputs.items()}), "size")
         found = Value(self._copied(node, {n: self.own(v) for n, v in inputs.items()}))
         if any(v.squeezed for v in inputs.values()):
@@ -328,36 +332,10 @@ class Converter:
 
     def own(self, value: Value) -> Any:
         """A parameter that meets no map stays as it is."""
-        if not self.waits(value):
-            return value.node
-        kept = self._parameter(str(value.node.target), attribute(self.model, str(value.node.target)))
-        return kept if value.view is None else self.graph.call_method("reshape", (kept, value.view))
+        return parameters.emitted(self, value.node) if self.waits(value) else value.node
 
-    def _spread_parameter(self, value: Value, like: Value) -> Any:
-        """A parameter of one number a channel, (C, 1, ...), as one number a G-feature map, (K, 1, 1, ...)."""
-        node, held = value.node, self.held(value)
-        if held.numel() == 1:
-            return self._parameter(str(node.target), held.reshape(()))
-        space = () if like.last else (1,) * (self.rank(like) - 2)
-        # (C, 1) beside channels at the end, or (C, 1, 1, 1) beside maps, has a number a row, or a sample
-        by_channel = held.ndim > len(space) and held.shape[held.ndim - len(space) - 1 :] == (held.numel(), *space)
-        if like.kind == "image" and by_channel:
-            return self._parameter(str(node.target), held)
-        what = "the tensor made there" if is_constant(node) else f"the parameter {node.target}"
-        if not by_channel or held.numel() != like.old or like.kind == "image":
-            met = "an image" if like.kind == "image" else f"a map of {like.old} channels"
-            raise ValueError(f"convert: {what} of shape {tuple(held.shape)} meets {met}; one number, or one a channel, is known")
-        if is_constant(node) and like.new != like.old and not torch.all(held == held.flatten()[0]):
-            raise ValueError(
-                f"convert: {what} has a number for each of {like.old} channels, of which {like.new} are left; make it an "
-                'nn.Parameter, which may be drawn anew, or use keep="channels"'
-            )
-        # channels that were permuted to the end are where they were
-        shape = (like.new, *(1,) * (self.group.dim + 1 if like.kind in ("map", "line") else 1))
-        numbers = held.flatten().repeat(math.ceil(like.new / held.numel()))[: like.new]
-        return self._parameter(str(node.target), numbers.reshape(shape))
-
-    def _parameter(self, name: str, held: Tensor) -> fx.Node:
+    def parameter(self, name: str, held: Tensor) -> fx.Node:
+        """The parameter of this name in the new network, as `held` has it."""
         place, last = self.place_of(name)
         kept = getattr(place, last, held)
         if kept.shape != held.shape:  # it was used before, in another shape

@@ -55,8 +55,6 @@ class Value:
     """A map whose space is a single place."""
     axes: int = 0
     """Axes of space that a line has in the old network."""
-    view: tuple[int, ...] | None = None
-    """The shape that a parameter was given."""
     of: Value | None = None
     """The value whose shape this is."""
     memory: Literal["", "permuted", "unknown"] = ""

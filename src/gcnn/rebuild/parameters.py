@@ -1,0 +1,144 @@
+"""Parameters and functions of parameters alone: they wait, as nodes of the old network, to see what they meet."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, fx
+
+from gcnn.pointwise import IN_PLACE, POINTWISE_FUNCTIONS, POINTWISE_METHODS, POINTWISE_MODULES
+from gcnn.rebuild.values import RESHAPES, Value, attribute, is_constant
+
+if TYPE_CHECKING:
+    from gcnn.rebuild.converter import Converter
+
+
+def of_parameters(net: Converter, node: fx.Node) -> Value | None:
+    """A function of parameters alone, which waits as they do; a number of Python that it gives is known; None for others."""
+    if not node.all_input_nodes or node.target in IN_PLACE or not all(net.waits(net.value(n)) for n in node.all_input_nodes):
+        return None
+    found = computed(net, node)
+    if isinstance(found, int | float | torch.Size):
+        return Value(tuple(found) if isinstance(found, torch.Size) else found, "size")
+    return Value(node) if isinstance(found, Tensor | tuple | list) else None
+
+
+def computed(net: Converter, node: fx.Node) -> Any:
+    """What a function of parameters alone gives in the old network."""
+    if node.op == "get_attr":
+        return attribute(net.model, str(node.target))
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: computed(net, n))
+    how: Any = node.target
+    if node.op == "call_module":
+        how = net.model.get_submodule(str(node.target))
+    elif node.op == "call_method":
+        how = getattr(type(args[0]), str(node.target))
+    device = next(net.model.parameters()).device
+    with torch.no_grad(), torch.device(device), torch.random.fork_rng(devices=[]):
+        return how(*args, **kwargs)
+
+
+def emitted(net: Converter, node: fx.Node) -> fx.Node:
+    """The same function of the same parameters in the new network."""
+    if node.op == "get_attr":
+        return net.parameter(str(node.target), attribute(net.model, str(node.target)))
+    if node.op == "call_module":
+        name = str(node.target)
+        module = net.model.get_submodule(name)
+        made = net.add(name, net.layer(name, module, lambda: net.copied(module)))
+        return net.graph.call_module(made, *fx.map_arg((node.args, node.kwargs), lambda n: emitted(net, n)))
+    return net.graph.node_copy(node, lambda n: emitted(net, n))
+
+
+def number(net: Converter, node: fx.Node) -> fx.Node:
+    """A parameter of one number, or a function that gives one, without axes."""
+    base = _base(net, node)
+    if base is not None:
+        return net.parameter(str(base.target), computed(net, base).reshape(()))
+    return net.graph.call_method("reshape", (emitted(net, node), ()))
+
+
+def spread(net: Converter, value: Value, like: Value) -> fx.Node:
+    """A parameter of one number a channel, (C, 1, ...), as one number a G-feature map, (K, 1, 1, ...)."""
+    node, held = value.node, net.held(value)
+    what = told(net, node)
+    if not isinstance(held, Tensor):
+        raise ValueError(f"convert: {what} gives several tensors; take one of them before it meets a map")
+    if held.numel() == 1:
+        return number(net, node)
+    space = () if like.last else (1,) * (net.rank(like) - 2)
+    # (C, 1) beside channels at the end, or (C, 1, 1, 1) beside maps, has a number a row, or a sample
+    by_channel = held.ndim > len(space) and held.shape[held.ndim - len(space) - 1 :] == (held.numel(), *space)
+    if like.kind == "image" and by_channel:
+        base = _base(net, node)
+        return emitted(net, node) if base is None else net.parameter(str(base.target), held)
+    if not by_channel or held.numel() != like.old or like.kind == "image":
+        met = "an image" if like.kind == "image" else f"a map of {like.old} channels"
+        raise ValueError(f"convert: {what} of shape {tuple(held.shape)} meets {met}; one number, or one a channel, is known")
+    # channels that were permuted to the end are where they were
+    shape = (like.new, *(1,) * (net.group.dim + 1 if like.kind in ("map", "line") else 1))
+    if _base(net, node) is None and like.new == like.old:
+        return net.graph.call_method("reshape", (emitted(net, node), shape))
+    return _by_channel(net, node, like, shape)
+
+
+def _by_channel(net: Converter, node: fx.Node, like: Value, shape: tuple[int, ...]) -> fx.Node:
+    """The function of numbers, of parameters that have as many as there are channels now."""
+    held, what = computed(net, node), told(net, node)
+    if held.numel() == 1:
+        return number(net, node)
+    if node.op == "get_attr":
+        if is_constant(node) and like.new != like.old and not torch.all(held == held.flatten()[0]):
+            raise ValueError(
+                f"convert: {what} has a number for each of {like.old} channels, of which {like.new} are left; make it an "
+                'nn.Parameter, which may be drawn anew, or use keep="channels"'
+            )
+        numbers = held.flatten().repeat(math.ceil(like.new / held.numel()))[: like.new]
+        return net.parameter(str(node.target), numbers.reshape(shape))
+    known = all(computed(net, n).numel() in (1, held.numel()) for n in node.all_input_nodes)
+    if known and _reshapes(net, node):
+        return _by_channel(net, node.all_input_nodes[0], like, shape)
+    module = net.model.get_submodule(str(node.target)) if node.op == "call_module" else None
+    if not known or not (isinstance(module, POINTWISE_MODULES) or node.target in (POINTWISE_FUNCTIONS | POINTWISE_METHODS)):
+        raise ValueError(
+            f"convert: {what} is computed from all of {like.old} channels, of which {like.new} are left; functions number by "
+            'number are known, or use keep="channels"'
+        )
+    nodes = {n: _by_channel(net, n, like, shape) for n in node.all_input_nodes}
+    if module is not None:
+        made = net.add(str(node.target), net.layer(str(node.target), module, lambda: net.copied(module)))
+        return net.graph.call_module(made, *fx.map_arg((node.args, node.kwargs), lambda n: nodes[n]))
+    return net.graph.node_copy(node, lambda n: nodes[n])
+
+
+def _reshapes(net: Converter, node: fx.Node) -> bool:
+    """Whether a node gives another shape to the numbers that it gets."""
+    if node.target not in RESHAPES or len(node.all_input_nodes) != 1:
+        return False
+    before = computed(net, node.all_input_nodes[0])
+    if not isinstance(before, Tensor):
+        return False
+    with torch.device("cpu"):
+        order = torch.arange(before.numel())  # parameters may hold one number many times
+    how: Any = getattr(Tensor, node.target) if isinstance(node.target, str) else node.target
+    after = how(order.reshape(before.shape), *node.args[1:], **node.kwargs)
+    return torch.equal(after.flatten(), order)
+
+
+def _base(net: Converter, node: fx.Node) -> fx.Node | None:
+    """The parameter of which this is another shape; None if it is more than that."""
+    while node.op != "get_attr":
+        if not _reshapes(net, node):
+            return None
+        (node,) = node.all_input_nodes
+    return node
+
+
+def told(net: Converter, node: fx.Node) -> str:
+    """What an error calls this."""
+    base = _base(net, node)
+    if base is None:
+        return f"{node.name}, a function of parameters,"
+    return "the tensor made there" if is_constant(base) else f"the parameter {base.target}"
