@@ -1020,6 +1020,14 @@ def test_a_pad_that_turns_out_one_sided_is_refused_when_it_runs() -> None:
         convert(net, p4)(torch.randn(1, 3, 9, 9))
 
 
+@pytest.mark.parametrize("name", ["many functions", "many changes in place", "norms by calls"])
+def test_many_functions_on_hexagonal_lattices(name: str) -> None:
+    torch.manual_seed(0)
+    net, x = convert(copy.deepcopy(FOUND[name]), p6).eval(), image(p6, channels=3, size=9, dtype=torch.float32)
+    assert equivariance_error(net, p6, x) < 1e-4
+    torch.testing.assert_close(planar(net)(x), net(x), rtol=1e-4, atol=1e-5)
+
+
 BY_HAND = ["a norm of channels by hand", "spatial attention", "a norm of samples by hand"]
 WITH_ONES = ["squeezed axis by axis", "squeeze and excite by axes", "flattened space and its mean", "an image that is normalised"]
 
@@ -1310,7 +1318,42 @@ def weighted(net: Any, x: Tensor) -> Tensor:
     return found
 
 
+def many_functions(net: Any, x: Tensor) -> Tensor:
+    y = net.a(x)
+    z = torch.erf(y) + torch.sign(y).detach() + torch.expm1(y / 9) + torch.atan(y) + F.softshrink(y) + F.tanhshrink(y)
+    z = z + F.threshold(y, 0.1, 0.3) + torch.clip(y, -1, 1) + torch.clamp_max(y, 0.5) + net.t(net.r(net.s(net.h(y + 0.2))))
+    found: Tensor = net.d(z)
+    return found
+
+
+def many_changes(net: Any, x: Tensor) -> Tensor:
+    y = net.a(x)
+    kept = y
+    z = F.relu_(y.clone()) + torch.relu_(y + 1) + F.leaky_relu_(y - 1, 0.2) + (y * 2).tanh_() + (y * 3).sigmoid_()
+    y.sub_(0.1)
+    y.div_(2).clamp_min_(-0.5)
+    found: Tensor = net.d(z + kept + torch.tanh_(y))
+    return found
+
+
 FOUND = {
+    "many functions": Written(
+        many_functions,
+        a=conv(3, 24),
+        d=conv(24, 2),
+        t=nn.Threshold(0.1, 0.2),
+        r=nn.RReLU(),
+        s=nn.Softshrink(),
+        h=nn.Tanhshrink(),
+    ),
+    "many changes in place": Written(many_changes, a=conv(3, 24), d=conv(24, 2)),
+    "norms by calls": Written(
+        lambda s, x: s.d(F.instance_norm(F.group_norm(s.c(x), 2, s.g, s.b)) + F.group_norm(s.c(x), 4, s.g, eps=1e-3)),
+        c=conv(3, 24),
+        d=conv(24, 2),
+        g=nn.Parameter(torch.rand(24)),
+        b=nn.Parameter(torch.rand(24)),
+    ),
     "learned shares": Written(
         weighted, a=conv(3, 24), b=conv(3, 24), d=conv(24, 2), w=nn.Parameter(torch.rand(2)), v=nn.Parameter(torch.randn(2))
     ),
@@ -1650,7 +1693,7 @@ def test_widths_that_must_add_up_are_refused_where_they_cannot() -> None:
 @pytest.mark.parametrize(
     "forward",
     [
-        lambda s, x: s.d(torch.erf(s.c(x))) if x.shape[2] % 3 == 0 else x,  # a function that is not known
+        lambda s, x: s.d(torch.special.i0(s.c(x))) if x.shape[2] % 3 == 0 else x,  # a function that is not known
         lambda s, x: torch.cat(list(s.d(s.c(x)).chunk(3, 1)), 1),  # two parts, not three
     ],
 )

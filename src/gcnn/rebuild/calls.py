@@ -15,10 +15,10 @@ from torch import fx, nn
 
 from gcnn.checks import check_axes
 from gcnn.nn import GAdaptiveAvgPool, GMaxPool, GSubsample, GUpsample
-from gcnn.nn.each import ChannelDropout, ChannelNorm, UpsampleTo
+from gcnn.nn.each import ChannelDropout, ChannelNorm, EachElement, UpsampleTo
 from gcnn.pointwise import POINTWISE_FUNCTIONS, POINTWISE_METHODS, POINTWISE_MODULES
 from gcnn.rebuild import axes, layers
-from gcnn.rebuild.values import FUNCTIONAL_POOLS, UnevenError, Value, arguments, attribute, spatial, whole
+from gcnn.rebuild.values import FUNCTIONAL_POOLS, UnevenError, Value, arguments, attribute, divisor, spatial, whole
 
 if TYPE_CHECKING:
     from gcnn.rebuild.converter import Converter
@@ -33,11 +33,41 @@ def _layer_norm(net: Converter, node: fx.Node, x: Value) -> Value:
         raise net.refusal(f"{node.name}, a layer_norm,", x, "normalise the channels alone, with parameters as they are")
     wanted = (numbers[0] is not None, numbers[1] is not None)
     made: Any = net.layer(node.name, net.model, lambda: ChannelNorm(x.new, named.get("eps", 1e-5), *wanted))
+    _take_numbers(net, made, numbers)
+    return net.insert(node.name, made, x)
+
+
+def _take_numbers(net: Converter, made: Any, numbers: list[Any]) -> None:
+    """Puts the scale and the bias that a call was given into a norm, if weights are kept."""
     for mine, theirs in ((made.weight, numbers[0]), (made.bias, numbers[1])):
         if net.weights and mine is not None and isinstance(theirs, fx.Node):
             held = attribute(net.model, str(theirs.target))
             mine.data.copy_(held)
             mine.requires_grad_(held.requires_grad)
+
+
+def _group_norm(net: Converter, node: fx.Node, x: Value) -> Value:
+    """A norm of groups of channels, or of each, of one sample: on every element by itself."""
+    of_each = node.target is F.instance_norm
+    names = ("running_mean", "running_var", "weight", "bias", "use_input_stats", "momentum", "eps")
+    named = arguments(node, *(names if of_each else ("num_groups", "weight", "bias", "eps")))
+    numbers = [named.get("weight"), named.get("bias")]
+    given = [attribute(net.model, str(n.target)) for n in numbers if isinstance(n, fx.Node) and n.op == "get_attr"]
+    plain = len(given) == sum(n is not None for n in numbers) and all(n.shape == (x.old,) for n in given)
+    by_sample = named.get("running_mean") is None and named.get("use_input_stats", True) is True
+    if x.kind != "map" or x.last or not plain or not by_sample or numbers[0] is None is not numbers[1]:
+        remedy = "normalise maps by their own statistics, with parameters as they are; or use nn.GroupNorm, nn.InstanceNorm2d"
+        raise net.refusal(f"{node.name}, a norm by a call,", x, remedy)
+    groups = x.new if of_each else divisor(x.new, named["num_groups"])
+
+    def make() -> EachElement:
+        norm = nn.GroupNorm(groups, x.new, named.get("eps", 1e-5), numbers[0] is not None)
+        if numbers[1] is None:
+            norm.register_parameter("bias", None)
+        return EachElement(norm)
+
+    made: Any = net.layer(node.name, net.model, make)
+    _take_numbers(net, made.module, numbers)
     return net.insert(node.name, made, x)
 
 
@@ -440,7 +470,11 @@ OPERATIONS: dict[Any, Callable[..., Value]] = {
     operator.getitem: _item,
     F.interpolate: _interpolate,
     F.layer_norm: _layer_norm,
+    F.group_norm: _group_norm,
+    F.instance_norm: _group_norm,
     F.pad: _pad,
 }
 
-POINTWISE = {torch.rsqrt, torch.reciprocal, torch.clamp_min, "rsqrt", "reciprocal", "clamp_min"}  # beside those of gcnn.planes
+POINTWISE = {  # beside those of gcnn.planes
+    *(torch.rsqrt, torch.reciprocal, torch.clamp_min, torch.clamp_max, "rsqrt", "reciprocal", "clamp_min", "clamp_max"),
+}
