@@ -793,7 +793,7 @@ BAD: dict[str, tuple[nn.Module, str]] = {
     "a shape as a result": (Written(lambda s, x: (s.c(x), s.c(x).shape), c=conv(3, 8)), r"a shape as a result"),
     "numbers in a shape": (Written(lambda s, x: s.c(x) / s.c(x).shape.numel(), c=conv(3, 8)), r"a call on a whole shape"),
     "sizes in place of numbers": (
-        Written(lambda s, x: torch.split(s.c(x), s.c(x).shape[1] // 2, 1)[0], c=conv(3, 8)),
+        Written(lambda s, x: torch.split(s.c(x), s.c(x).shape[2] // 2, 1)[0], c=conv(3, 8)),
         r"split is called in a way that is not known .*give its sizes and axes as numbers \(in Written",
     ),
     "too few channels": (nn.Sequential(conv(3, 8), conv(4, 8)), r"1 \(Conv2d\(4.*gets 8 channels"),
@@ -1336,7 +1336,23 @@ def many_changes(net: Any, x: Tensor) -> Tensor:
     return found
 
 
+def halves_by_size(net: Any, x: Tensor) -> Tensor:
+    y = net.a(x)
+    half = y.shape[1] // 2
+    parts = torch.split(y, y.size(1) // 4, 1)
+    found: Tensor = net.d(y[:, :half] * y[:, half:] + torch.cat([parts[0], parts[3]], 1))
+    return found
+
+
 FOUND = {
+    "halves by their size": Written(halves_by_size, a=conv(3, 24), d=conv(12, 2)),
+    "channels in another order": Written(
+        lambda s, x: s.d(F.relu(torch.channel_shuffle(s.b(s.s(s.a(x))), 2))),
+        a=conv(3, 24),
+        b=conv(24, 24, groups=2),
+        s=nn.ChannelShuffle(2),
+        d=conv(24, 2),
+    ),
     "many functions": Written(
         many_functions,
         a=conv(3, 24),

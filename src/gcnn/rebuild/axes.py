@@ -221,7 +221,8 @@ def _flat(net: Converter, node: fx.Node, x: Value, start: Any, end: Any = -1) ->
     if start == 2 and end in (-1, net.rank(x) - 1) and x.kind in ("map", "line") and not x.last:
         return x if net.group.dim == 1 else replace(x, kind="line", axes=1)
     if start != 1 or end not in (-1, net.rank(x) - 1):
-        raise net.refusal(f"{node.name}, a {node.target} to a shape of its own,", x, "flatten(1) and a mean over space are known")
+        known = "flatten(1) and a mean over space are known, and nn.ChannelShuffle for views that shuffle channels"
+        raise net.refusal(f"{node.name}, a {node.target} to a shape of its own,", x, known)
     return layers.flat_map(net, node.name, x)
 
 

@@ -168,7 +168,7 @@ def _dropout(net: Converter, node: fx.Node, x: Value) -> Value:
 
 
 def _pad(net: Converter, node: fx.Node, x: Value) -> Value:
-    named = arguments(node, "pad", "mode", "value")
+    named = net.known(arguments(node, "pad", "mode", "value"))
     pad, mode, value = named["pad"], named.get("mode", "constant"), named.get("value") or 0.0
     space = 2 * net.group.dim
     if isinstance(pad, list | tuple) and len(pad) == space + 2 and x.kind == "map" and not x.last:
@@ -202,9 +202,8 @@ def _softmax(net: Converter, node: fx.Node, x: Value) -> Value:
 def _split(net: Converter, node: fx.Node, x: Value) -> Value:
     """The parts of a chunk or split along the channels."""
     what = "chunk" if "chunk" in str(node.target) else "split"
-    amount = (
-        node.args[1] if len(node.args) > 1 else next(v for k, v in node.kwargs.items() if k not in ("dim", "tensor", "input"))
-    )
+    given = (*node.args[1:2], *(v for k, v in node.kwargs.items() if k not in ("dim", "tensor", "input")))
+    amount: Any = net.known(given[0])
     dim = node.args[2] if len(node.args) > 2 else node.kwargs.get("dim", 0)
     if not net.along_channels(x, dim) or not x.old:
         raise net.refusal(f"{node.name}, a {what} along axis {dim},", x, "split maps along their channels, axis 1")
@@ -212,9 +211,13 @@ def _split(net: Converter, node: fx.Node, x: Value) -> Value:
         step = math.ceil(x.old / amount) if what == "chunk" else amount
         sizes = [min(step, x.old - start) for start in range(0, x.old, step)]
     else:
-        sizes = [int(n) for n in amount]  # type: ignore[union-attr, arg-type]
+        sizes = [int(n) for n in amount]
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
     return Value([_channels(net, node, x, end - n, end) for n, end in zip(sizes, ends, strict=True)], "parts")
+
+
+def _shuffled(net: Converter, node: fx.Node, x: Value) -> Value:
+    return layers.shuffled(net, node.name, arguments(node, "groups")["groups"], x)
 
 
 def _channels(net: Converter, node: fx.Node, x: Value, start: int, end: int) -> Value:
@@ -230,7 +233,7 @@ def _channels(net: Converter, node: fx.Node, x: Value, start: int, end: int) -> 
 
 
 def _item(net: Converter, node: fx.Node, x: Value) -> Value:
-    index: Any = node.args[1]
+    index: Any = net.known(node.args[1])
     if x.kind == "shape":
         return axes.size_of(net, x, index)
     if x.kind == "parts":
@@ -467,6 +470,7 @@ OPERATIONS: dict[Any, Callable[..., Value]] = {
     F.glu: _glu,
     **dict.fromkeys((F.softmax, F.log_softmax, torch.softmax, torch.log_softmax, "softmax", "log_softmax"), _softmax),
     **dict.fromkeys((torch.chunk, torch.split, "chunk", "split"), _split),
+    **dict.fromkeys((torch.channel_shuffle, F.channel_shuffle), _shuffled),
     operator.getitem: _item,
     F.interpolate: _interpolate,
     F.layer_norm: _layer_norm,

@@ -315,6 +315,12 @@ class Converter:
         if single and pointwise and all(n in single or v.kind == "size" for n, v in inputs.items()):
             numbers = {n: parameters.number(self, v.node) for n, v in single.items()}
             return Value(self._copied(node, {n: numbers.get(n, v.node) for n, v in inputs.items()}), "size")
+        # torch.arange(x.shape[2]) and the like are positions
+        python = node.op == "call_function" and getattr(node.target, "__module__", "") in ("_operator", "math", "builtins")
+        sizes = bool(inputs) and all(v.kind == "size" for v in inputs.values())
+        if python and sizes and all(isinstance(v.node, int | float) for v in inputs.values()):  # y.shape[1] // 2
+            how: Any = node.target
+            return Value(how(*self.known(node.args), **self.known(node.kwargs)), "size")
         found = Value(self._copied(node, {n: self.own(v) for n, v in inputs.items()}))
         if any(v.squeezed for v in inputs.values()):
             if not pointwise:
@@ -322,9 +328,6 @@ class Converter:
                     f"{node.name}, a call after a squeeze(1),", Value(None, "image"), "functions of single numbers may follow it"
                 )
             return replace(found, squeezed=True)
-        # torch.arange(x.shape[2]) and the like are positions
-        python = node.op == "call_function" and getattr(node.target, "__module__", "") in ("_operator", "math", "builtins")
-        sizes = bool(inputs) and all(v.kind == "size" for v in inputs.values())
         return replace(found, kind="size") if sizes and python else found
 
     def _copied(self, node: fx.Node, nodes: dict[fx.Node, Any]) -> fx.Node:
@@ -353,6 +356,15 @@ class Converter:
     def value(self, node: Any) -> Value:
         """What a node of the old network, or a constant, has become."""
         return self.values[node] if isinstance(node, fx.Node) else Value(node)
+
+    def known(self, arguments: Any) -> Any:
+        """Arguments of a call, with those as numbers that are known before the network runs."""
+
+        def number(n: fx.Node) -> Any:
+            x = self.values[n]
+            return x.node if x.kind == "size" and isinstance(x.node, int | float) else n
+
+        return fx.map_arg(arguments, number)
 
     def width(self, name: str, channels: int) -> int:
         """How many channels a layer gets."""

@@ -305,6 +305,19 @@ def gated(net: Converter, node: fx.Node, dim: Any, x: Value) -> Value:
     return replace(x.anew(net.graph.call_function(F.glu, (x.node, 1))), old=x.old // 2, new=x.new // 2)
 
 
+def _shuffle(net: Converter, name: str, module: Any, x: Value) -> Value:
+    return net.kept(name, module, x) if x.kind == "image" else shuffled(net, name, module.groups, x)
+
+
+def shuffled(net: Converter, name: str, groups: int, x: Value) -> Value:
+    """Channels in another order: one of each group after the other."""
+    if x.kind not in ("map", "line", "fibre") or x.last or not x.old:
+        raise net.refusal(f"{name}, a shuffle of channels,", x, "shuffle those of maps, axis 1")
+    if x.new % groups:
+        raise UnevenError(name, x, 0, x.old // groups, groups)
+    return x.anew(net.graph.call_function(torch.channel_shuffle, (x.node, groups)))
+
+
 def _channel_dropout(net: Converter, name: str, module: Any, x: Value) -> Value:
     return net.kept(name, module, x) if x.kind == "image" else net.insert(name, ChannelDropout(module.p), x)
 
@@ -340,6 +353,7 @@ MODULES: dict[Any, Callable[..., Value]] = {
     nn.Flatten: _flatten,
     (nn.Softmax, nn.LogSoftmax, nn.Softmax2d): _softmax,
     nn.GLU: _glu,
+    nn.ChannelShuffle: _shuffle,
     tuple(kind for kinds in PADS for kind in kinds): _pad,
 }
 
@@ -354,4 +368,5 @@ OF_LINES = (
     nn.Softmax,
     nn.LogSoftmax,
     nn.GLU,
+    nn.ChannelShuffle,
 )  # they do not ask for axes of space
