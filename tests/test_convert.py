@@ -1771,6 +1771,62 @@ def test_vectors_beside_a_network_that_cannot_be_traced() -> None:
     torch.testing.assert_close(made(x, facts), each.mean(0), rtol=1e-4, atol=1e-5)
 
 
+class Looks(Written):
+    """It looks at the numbers, so that its modules are replaced."""
+
+    def forward(self, x: Tensor) -> Any:
+        return self.how(self, x if float(x.mean()) < 1e9 else -x)
+
+
+class TakesAnyNumber(Written):
+    def forward(self, *images: Tensor) -> Any:
+        return self.how(self, *images)
+
+
+def test_modules_of_several_names_and_slopes_of_channels_are_replaced() -> None:
+    torch.manual_seed(0)
+    again, x = conv(8, 8), torch.randn(2, 3, 9, 9)
+    net = Looks(
+        lambda s, x: s.f(s.e(s.p(s.d(s.c(x)))).mean((-2, -1))), c=conv(3, 8), d=again, e=again, p=nn.PReLU(8), f=nn.Linear(8, 2)
+    ).eval()
+    made = convert(net, p4m, "channels", weights=True, example=x)
+    mean = torch.stack([net(act(p4m, h, x)) for h in range(8)]).mean(0)
+    torch.testing.assert_close(made(x), mean, rtol=1e-4, atol=1e-5)
+    assert made.get_submodule("d") is made.get_submodule("e")
+    assert equivariance_error(convert(net, p4m, example=x).eval(), p4m, x) < 1e-4
+
+
+def test_a_head_that_is_not_registered_last_is_named() -> None:
+    net = Looks(lambda s, x: s.f(s.c(x).mean((-2, -1))), f=nn.Linear(8, 2), c=conv(3, 8))
+    with pytest.raises(
+        ValueError, match=r"it fails: .*\(f stayed as before: the layer registered last, c, is taken for the head\)"
+    ):
+        convert(net, p4m, example=torch.randn(2, 3, 9, 9))
+
+
+@pytest.mark.parametrize(
+    ("net", "words"),
+    [
+        (
+            Written(lambda s, x: s.f(s.c(x).mean((2, 3)).view(len(x), -1)), c=conv(3, 8), f=nn.Linear(8, 2)),
+            r"cannot trace Written: len\(x\) .*write x\.size\(0\) \(in Written \(test_convert\.py:\d+\)\)",
+        ),
+        (TakesAnyNumber(lambda s, x: s.c(x), c=conv(3, 8)), r"its forward takes \*images, .*forward\(self, x, y\)"),
+        (
+            nn.Sequential(conv(3, 8), nn.Conv2d(8, 8, (1, 7), padding=(0, 3))),
+            r"1 \(Conv2d.*kernel_size \(=\(1, 7\)\) is not equal .* use \(7, 7\), padded alike, or .*: p2, pm or pmm",
+        ),
+        (
+            Written(lambda s, x: F.max_pool2d(s.c(x), 2, ceil_mode=True), c=conv(3, 8)),
+            r"^convert: max_pool2d uses ceil_mode, .*leave it out",
+        ),
+    ],
+)
+def test_errors_say_what_to_write(net: nn.Module, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        convert(net, p4)
+
+
 def test_networks_move_after_they_were_converted() -> None:
     net = Written(
         lambda s, x: s.d(s.c(x.to(s.c.weight.device)).to(memory_format=torch.channels_last)), c=conv(3, 8), d=conv(8, 2)

@@ -366,8 +366,11 @@ class _Replacer:
         made, lifted = copy.deepcopy(self.model), False
         self.shell.factor = factor
         for name, module in self.leaves:
-            parent, _, last = name.rpartition(".")
-            setattr(made.get_submodule(parent), last, self._new(name, module, lifted))
+            new = self._new(name, module, lifted)
+            for each, same in self.model.named_modules(remove_duplicate=False):
+                if same is module:  # which may be registered under several names
+                    parent, _, last = each.rpartition(".")
+                    setattr(made.get_submodule(parent), last, new)
             lifted = lifted or isinstance(module, CONVS)
         if self.pool is None or isinstance(made.get_submodule(self.last), _Head):
             return made
@@ -384,7 +387,8 @@ class _Replacer:
                 for mine, theirs in zip(head.linear.parameters(), module.parameters(), strict=True):
                     mine.requires_grad_(theirs.requires_grad)
             return head
-        channels = getattr(module, "in_channels", getattr(module, "num_features", getattr(module, "num_channels", 0)))
+        names = ("in_channels", "num_features", "num_channels", "num_parameters")
+        channels = next((getattr(module, key) for key in names if hasattr(module, key)), 0)
         x = Value(shell.graph.placeholder("x"), "map" if lifted else "image", channels, max(1, round(channels * shell.factor)))
         for kinds, handle in MODULES.items():
             if isinstance(module, kinds) and not of_torch(module):
@@ -406,9 +410,11 @@ def _replaced(build: _Replacer, factor: float, example: Tensor | tuple[Tensor, .
         with torch.no_grad():
             copy.deepcopy(made).eval()(*inputs_for(made, example))
     except Exception as error:
+        linear = [name for name, m in build.leaves if isinstance(m, nn.Linear) and name != build.last]
+        left = f" ({', '.join(linear)} stayed as before: the layer registered last, {build.last}, is taken for the head)"
         raise ValueError(
             f"convert: {type(build.model).__name__} cannot be traced by torch.fx, and with its modules replaced it fails: "
-            f"{error}. Convert the parts between the branches of its forward, one at a time"
+            f"{error}{left if linear else ''}. Convert the parts between the branches of its forward, one at a time"
         ) from error
     return made.train(build.model.training)
 

@@ -81,8 +81,8 @@ def _pool(net: Converter, node: fx.Node, x: Value) -> Value:
     if any(isinstance(s, fx.Node) for size in sizes for s in (size if isinstance(size, list | tuple) else [size])):
         steps = (*node.args[2:3], *(v for k, v in node.kwargs.items() if k == "stride" and v is not None))
         usual = {"padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False, "stride": None}
-        options = {k for k, v in node.kwargs.items() if k not in usual or v != usual[k]}
-        plain = len(node.args) <= 3 and not options - {"input", "kernel_size", "stride"}
+        others = {k for k, v in node.kwargs.items() if k not in usual or v != usual[k]}
+        plain = len(node.args) <= 3 and not others - {"input", "kernel_size", "stride"}
         of_all = all(_is_size_of(net, x, node, size) for size in (*sizes, *steps))
         if kind is GAdaptiveAvgPool or not plain or not of_all:
             remedy = "give it as numbers, or as the map's own size, x.shape[2:]"
@@ -92,8 +92,9 @@ def _pool(net: Converter, node: fx.Node, x: Value) -> Value:
         return replace(net.insert(node.name, GAdaptiveAvgPool(net.group, 1), x), single=True)
     if kind is GAdaptiveAvgPool:
         return layers.adaptive(net, node.name, sizes[0], x)
+    options = spatial(node)
     try:
-        made = kind(net.group, *node.args[1:], **spatial(node))
+        made = kind(net.group, *node.args[1:], **options)
     except (TypeError, ValueError) as error:
         raise ValueError(f"convert: {node.name}: {error}") from None
     return net.insert(node.name, made, x)

@@ -43,6 +43,7 @@ def _conv(net: Converter, name: str, module: Any, x: Value) -> Value:
         raise net.refusal(f"{name} ({module})", x)
     if x.old and module.in_channels != x.old:
         raise net.refusal(f"{name} ({module}), which gets {x.old} channels as far as can be seen,", x, "reshape with flatten(1)")
+    _check_sides(net, name, module)
     k_in = module.in_channels if x.kind == "image" else x.new
     if module.groups == module.in_channels > 1 and x.kind == "map":  # depthwise
         groups, k_out = k_in, k_in * (module.out_channels // module.in_channels)
@@ -70,6 +71,19 @@ def _conv(net: Converter, name: str, module: Any, x: Value) -> Value:
     unpadded = isinstance(module.padding, str) or set(module.padding) == {0}  # "same" and "valid" are the same for size 1
     stays = x.single and set(module.kernel_size) == {1} and unpadded and not transposed
     return replace(net.insert(name, made, x), kind="map", old=module.out_channels, new=k_out, single=stays)
+
+
+def _check_sides(net: Converter, name: str, module: Any) -> None:
+    """Refuses filters that are longer along one of the axes that the group mixes: the group would turn them."""
+    sides = module.kernel_size
+    if all(len({sides[i] for i in axes}) == 1 for axes in net.group.axis_classes):
+        return
+    equal = tuple(max(sides[i] for i in axes) for n in range(net.group.dim) for axes in net.group.axis_classes if n in axes)
+    others = {2: "p2, pm or pmm", 3: "D2h or, if two sides are equal, D4h"}[net.group.dim]
+    raise ValueError(
+        f"convert: {name} ({module}): kernel_size (={sides}) is not equal along axes that {net.group} mixes; use {equal}, padded "
+        f"alike, or a group that leaves the axes where they are: {others}"
+    )
 
 
 def _linear(net: Converter, name: str, module: nn.Linear, x: Value) -> Value:

@@ -39,8 +39,11 @@ class RefusedError(ValueError):
 def traced(model: nn.Module, example: Tensor | tuple[Tensor, ...] | None, looked: list[bool]) -> tuple[fx.Graph, dict[str, bool]]:
     """The graph of a forward, and which dropouts work in either mode, or in none; `looked` fills where sizes were asked."""
     modes = {m: m.training for m in model.modules()}
-    arguments = list(inspect.signature(model.forward).parameters.values())[1:]
-    usual = {p.name: p.default for p in arguments if p.default is not inspect.Parameter.empty}
+    arguments = list(inspect.signature(model.forward).parameters.values())
+    if arguments and arguments[0].kind is inspect.Parameter.VAR_POSITIONAL:
+        several = arguments[0].name
+        raise TypeError(f"its forward takes *{several}, any number of inputs; name those that it gets, forward(self, x, y)")
+    usual = {p.name: p.default for p in arguments[1:] if p.default is not inspect.Parameter.empty}
     graphs = []
     before = _random_states()
     try:
@@ -117,7 +120,8 @@ class _Proxy(InPlaceProxy):
     def __len__(self) -> int:
         parts, tracer = _parts_of(self.node), self.tracer
         if parts is None:
-            return super().__len__()
+            place = _place(getattr(tracer, "names", {}))
+            raise RuntimeError(f"len(x) of a tensor is not known before it runs; write x.size(0) (in {place})")
         if isinstance(tracer, _Tracer):
             tracer.looked.append(True)
         return parts
