@@ -1382,6 +1382,12 @@ FOUND = {
         h=nn.Parameter(torch.randn(24)),
         k=nn.Parameter(torch.randn(1)),
     ),
+    "a gate as wide as its map": Written(
+        lambda s, x: s.d((y := s.c(x)) * torch.sigmoid(s.g).view(1, y.size(1), 1, 1) + s.g.reshape(1, s.g.shape[0], 1, 1)),
+        c=conv(3, 24),
+        d=conv(24, 2),
+        g=nn.Parameter(torch.randn(24)),
+    ),
     "a scale that is positive": Written(
         lambda s, x: s.d(s.c(x * F.softplus(s.i)) * (F.softplus(s.g) + 0.1) / s.g.numel()),
         c=conv(3, 24),

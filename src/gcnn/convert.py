@@ -106,7 +106,7 @@ def convert(
     _with_modes_of(model, made)
     asked = {name: p.requires_grad for name, p in model.named_parameters()}
     for name, p in made.named_parameters():
-        p.requires_grad_(asked.get(name, p.requires_grad) if weights else p.is_floating_point())
+        p.requires_grad_(asked.get(name, p.requires_grad) if weights else p.is_floating_point() or p.is_complex())
     return made if example is None else _checked(made, whole, group, pool, example, build.axes)
 
 
@@ -125,7 +125,7 @@ def _one_by_one(
     made = _replaced(one_by_one, factor, example)
     _with_modes_of(model, made if pool is None or not isinstance(made, nn.Sequential) else made[0])
     for p in () if weights else made.parameters():
-        p.requires_grad_(p.is_floating_point())
+        p.requires_grad_(p.is_floating_point() or p.is_complex())
     _checked(made, model, group, pool, example)
     if weights and pool == "mean":
         _check_mean(made, model, group, example)

@@ -161,6 +161,7 @@ def _interpolate(net: Converter, node: fx.Node, x: Value) -> Value:
 
 
 def _dropout(net: Converter, node: fx.Node, x: Value) -> Value:
+    x = replace(x, node=net.own(x)) if net.waits(x) else x
     by_number = node.target is F.dropout or x.kind == "other"
     if node.name in net.fixed:
         return net.pointwise(node, by_number) if net.fixed[node.name] else x

@@ -318,7 +318,7 @@ class Converter:
         # torch.arange(x.shape[2]) and the like are positions
         python = node.op == "call_function" and getattr(node.target, "__module__", "") in ("_operator", "math", "builtins")
         sizes = bool(inputs) and all(v.kind == "size" for v in inputs.values())
-        if python and sizes and all(isinstance(v.node, int | float) for v in inputs.values()):  # y.shape[1] // 2
+        if python and sizes and all(isinstance(v.node, int | float | tuple) for v in inputs.values()):  # y.shape[1] // 2
             how: Any = node.target
             return Value(how(*self.known(node.args), **self.known(node.kwargs)), "size")
         found = Value(self._copied(node, {n: self.own(v) for n, v in inputs.items()}))
@@ -362,7 +362,7 @@ class Converter:
 
         def number(n: fx.Node) -> Any:
             x = self.values[n]
-            return x.node if x.kind == "size" and isinstance(x.node, int | float) else n
+            return x.node if x.kind == "size" and isinstance(x.node, int | float | tuple) else n
 
         return fx.map_arg(arguments, number)
 

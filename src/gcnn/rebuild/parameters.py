@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 def of_parameters(net: Converter, node: fx.Node) -> Value | None:
     """A function of parameters alone, which waits as they do; a number of Python that it gives is known; None for others."""
-    if not node.all_input_nodes or node.target in IN_PLACE or not all(net.waits(net.value(n)) for n in node.all_input_nodes):
+    waiting = [n for n in node.all_input_nodes if net.waits(net.value(n))]
+    if not waiting or node.target in IN_PLACE or not all(n in waiting or _is_number(net, n) for n in node.all_input_nodes):
         return None
     found = computed(net, node)
     if isinstance(found, int | float | torch.Size):
@@ -27,6 +28,8 @@ def of_parameters(net: Converter, node: fx.Node) -> Value | None:
 
 def computed(net: Converter, node: fx.Node) -> Any:
     """What a function of parameters alone gives in the old network."""
+    if _is_number(net, node):
+        return net.value(node).node
     if node.op == "get_attr":
         return attribute(net.model, str(node.target))
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: computed(net, n))
@@ -40,8 +43,16 @@ def computed(net: Converter, node: fx.Node) -> Any:
         return how(*args, **kwargs)
 
 
-def emitted(net: Converter, node: fx.Node) -> fx.Node:
+def _is_number(net: Converter, node: fx.Node) -> bool:
+    """Whether this is a number, or a shape, that is known before the network runs: the number of channels, say."""
+    x = net.values.get(node)
+    return x is not None and x.kind == "size" and isinstance(x.node, int | float | tuple)
+
+
+def emitted(net: Converter, node: fx.Node) -> Any:
     """The same function of the same parameters in the new network."""
+    if _is_number(net, node):
+        return net.value(node).node
     if node.op == "get_attr":
         return net.parameter(str(node.target), attribute(net.model, str(node.target)))
     if node.op == "call_module":
@@ -97,16 +108,18 @@ def _by_channel(net: Converter, node: fx.Node, like: Value, shape: tuple[int, ..
             )
         numbers = held.flatten().repeat(math.ceil(like.new / held.numel()))[: like.new]
         return net.parameter(str(node.target), numbers.reshape(shape))
-    known = all(computed(net, n).numel() in (1, held.numel()) for n in node.all_input_nodes)
+    inputs = [n for n in node.all_input_nodes if not _is_number(net, n)]
+    known = all(computed(net, n).numel() in (1, held.numel()) for n in inputs)
     if known and _reshapes(net, node):
-        return _by_channel(net, node.all_input_nodes[0], like, shape)
+        return _by_channel(net, inputs[0], like, shape)
     module = net.model.get_submodule(str(node.target)) if node.op == "call_module" else None
     if not known or not (isinstance(module, POINTWISE_MODULES) or node.target in (POINTWISE_FUNCTIONS | POINTWISE_METHODS)):
         raise ValueError(
             f"convert: {what} is computed from all of {like.old} channels, of which {like.new} are left; functions number by "
             'number are known, or use keep="channels"'
         )
-    nodes = {n: _by_channel(net, n, like, shape) for n in node.all_input_nodes}
+    nodes: dict[fx.Node, Any] = {n: net.value(n).node for n in node.all_input_nodes}
+    nodes |= {n: _by_channel(net, n, like, shape) for n in inputs}
     if module is not None:
         made = net.add(str(node.target), net.layer(str(node.target), module, lambda: net.copied(module)))
         return net.graph.call_module(made, *fx.map_arg((node.args, node.kwargs), lambda n: nodes[n]))
@@ -115,15 +128,16 @@ def _by_channel(net: Converter, node: fx.Node, like: Value, shape: tuple[int, ..
 
 def _reshapes(net: Converter, node: fx.Node) -> bool:
     """Whether a node gives another shape to the numbers that it gets."""
-    if node.target not in RESHAPES or len(node.all_input_nodes) != 1:
+    inputs = [n for n in node.all_input_nodes if not _is_number(net, n)]
+    if node.target not in RESHAPES or len(inputs) != 1:
         return False
-    before = computed(net, node.all_input_nodes[0])
+    before = computed(net, inputs[0])
     if not isinstance(before, Tensor):
         return False
     with torch.device("cpu"):
         order = torch.arange(before.numel())  # parameters may hold one number many times
     how: Any = getattr(Tensor, node.target) if isinstance(node.target, str) else node.target
-    after = how(order.reshape(before.shape), *node.args[1:], **node.kwargs)
+    after = how(order.reshape(before.shape), *net.known(node.args[1:]), **net.known(node.kwargs))
     return torch.equal(after.flatten(), order)
 
 
@@ -132,7 +146,7 @@ def _base(net: Converter, node: fx.Node) -> fx.Node | None:
     while node.op != "get_attr":
         if not _reshapes(net, node):
             return None
-        (node,) = node.all_input_nodes
+        (node,) = (n for n in node.all_input_nodes if not _is_number(net, n))
     return node
 
 
