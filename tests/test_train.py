@@ -19,9 +19,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from gcnn import cli, p4
+from gcnn import cli, p4, p6
 from gcnn import train as module
 from gcnn.data import Dataset, Split, digits
+from gcnn.lattice import to_hexagonal
 from gcnn.models import build, save
 from gcnn.recipes import RECIPES
 from gcnn.report import report
@@ -664,6 +665,21 @@ def test_converted_networks_train_too(small: Any) -> None:
     assert train(config, progress=False, data=small).history[-1]["epoch"] == 1
     with pytest.raises(ValueError, match="unet answers for every pixel"):
         train(dataclasses.replace(TINY, model="unet", channels=0), progress=False, data=small)
+
+
+def test_converted_networks_see_hexagons_where_their_group_has_them(shell: Any, small: Dataset, tmp_path: Path) -> None:
+    """Square pixels are resampled by the network itself: in training, for the run that is read again, and in its file."""
+    folder = str(tmp_path / "run")
+    words = ("train", "--model", "resnet18", "--group", "p6", "--widths", "4", "4", "4", "4", "--epochs", "1", "--out", folder)
+    assert "images are resampled to the hexagonal lattice of p6" in shell(*words)[1]
+    run, x = load_run(folder), small.test.images[:2].float()
+    inner = torch.nn.Sequential(*list(run.model.children())[1:])
+    torch.testing.assert_close(run.model(x), inner(to_hexagonal(x, 65)))
+    assert equivariance_error(inner, p6, torch.rand(1, 1, 65, 65)) < 1e-4
+    assert "equivariant to p6: the error" in shell("check", folder)[1]
+    assert shell("export", folder, "--onnx", str(tmp_path / "net.onnx"))[0] == 0
+    report([folder], tmp_path / "page.html", small, images=4)
+    assert "resampled" not in shell("train", "--channels", "2", "--epochs", "1", "--out", str(tmp_path / "square"))[1]
 
 
 def test_a_run_does_not_go_on_with_other_images(small: Dataset, tmp_path: Path) -> None:

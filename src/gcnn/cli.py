@@ -21,9 +21,8 @@ from gcnn.checks import unknown
 from gcnn.data import SOURCES, download, load, read_picture
 from gcnn.groups import GROUPS
 from gcnn.models import EXAMPLES, build
-from gcnn.models.cnn import ToHexagonal
 from gcnn.recipes import RECIPES
-from gcnn.runs import Normalised, Run, evaluate, group_of, load_run, pick_device, precision, read_config
+from gcnn.runs import Normalised, Run, evaluate, group_of, load_run, on_lattice, pick_device, precision, read_config
 from gcnn.train import Config, train
 
 if sys.version_info >= (3, 11):
@@ -169,8 +168,6 @@ def _train(chosen: argparse.Namespace) -> None:
     name = _name(settings.model, settings.group)
     folder = Path(asked.out or f"runs/{name}")
     first_rank = int(os.environ.get("RANK", "0")) == 0
-    if first_rank and settings.group and not GROUPS[settings.group].fills_box:
-        print(f"images are resampled to the hexagonal lattice of {settings.group}")
     before = len(load_run(folder).history) if asked.resume else 0
     try:
         done = train(settings, folder, asked.resume)
@@ -287,10 +284,7 @@ def _check(chosen: argparse.Namespace) -> int:
     if group.dim != own.dim or (not group.fills_box and own.fills_box):
         raise ValueError(f"{group} acts on another lattice than {own}, the group of the run; ask about one that acts on the same")
     torch.manual_seed(0)
-    x, model = torch.rand(2, *run.shape, device=next(run.model.parameters()).device), run.model
-    first = next(iter(model.children()))
-    if isinstance(first, ToHexagonal):  # pixels do not turn by 60 degrees; what comes after them does
-        x, model = first(x), torch.nn.Sequential(*list(model.children())[1:])
+    model, x = on_lattice(run.model, torch.rand(2, *run.shape, device=next(run.model.parameters()).device))
     found = explain(model, x, group)
     print(found)
     if group.order == 1:

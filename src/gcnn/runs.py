@@ -11,7 +11,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,9 @@ from gcnn.config import Config
 from gcnn.data import Dataset, Split
 from gcnn.files import write_file
 from gcnn.groups import GROUPS
+from gcnn.lattice import to_hexagonal
 from gcnn.models import MODELS, build
+from gcnn.models.cnn import ToHexagonal
 from gcnn.models.weights import digest, read
 from gcnn.steps import Inputs, Stepper, turned
 
@@ -44,10 +46,13 @@ def precision(tf32: bool) -> Iterator[None]:
             backend.allow_tf32 = was
 
 
-def make_model(config: Config, classes: int = 10, in_channels: int = 1) -> nn.Module:
-    """The network that the config names, freshly drawn from its seed."""
+def make_model(config: Config, classes: int = 10, shape: Sequence[int] = (1, 28, 28)) -> nn.Module:
+    """The network that the config names for images of `shape`, freshly drawn from its seed.
+
+    A converted network with a plane group of a hexagonal lattice begins with `ToHexagonal`: images are of square pixels.
+    """
     torch.manual_seed(config.seed)
-    options: dict[str, Any] = {"num_classes": classes, "in_channels": in_channels}
+    options: dict[str, Any] = {"num_classes": classes, "in_channels": shape[0]}
     if config.group:
         options["group"] = GROUPS[config.group]
     if config.channels:
@@ -69,7 +74,27 @@ def make_model(config: Config, classes: int = 10, in_channels: int = 1) -> nn.Mo
                 raise ValueError(f"{config.model} takes no invariant: its head is invariant as it is")
             taken = [k for k in ("channels", "widths", "dropout", "downsample", "invariant") if k in known]
             raise ValueError(f"{config.model} takes no {name}; what it takes of those is {', '.join(taken) or 'nothing'}")
-    return build(config.model, **options)
+    model = build(config.model, **options)
+    group = group_of(model)
+    if "planar" in MODELS[config.model][1] and group.dim == 2 and not group.fills_box:
+        return nn.Sequential(ToHexagonal(halved_size(shape[1:])), model)
+    return model
+
+
+def halved_size(sides: Sequence[int]) -> int:
+    """The size of a hexagonal lattice over an image of these sides that converted networks can halve five times.
+
+    >>> halved_size((65, 65))
+    129
+    """
+    least = to_hexagonal(torch.empty(1, 1, *sides)).shape[-1]
+    return 64 * math.ceil((least - 1) / 64) + 1  # 65 -> 33 -> 17 -> 9 -> 5 -> 3: odd all the way
+
+
+def on_lattice(model: nn.Module, x: Tensor) -> tuple[nn.Module, Tensor]:
+    """The part of a network that its group acts on, and what goes into it: pixels do not turn by 60 degrees."""
+    first, *rest = model.children()
+    return (nn.Sequential(*rest), first(x)) if isinstance(first, ToHexagonal) else (model, x)
 
 
 def pick_device(name: str) -> torch.device:
@@ -291,7 +316,7 @@ def load_run(folder: str | Path, device: str = "cpu") -> Run:
     tensors, meta = read_checkpoint(path)
     config = Config(**meta["config"])
     with torch.random.fork_rng(devices=[]):  # what it draws is thrown away
-        model = make_model(config, len(meta["classes"]), meta["shape"][0])
+        model = make_model(config, len(meta["classes"]), meta["shape"])
     load_model(path, model, tensors, meta, "kept." if meta.get("kept") else "model.")
     return as_run(model.to(pick_device(device)), config, meta)
 

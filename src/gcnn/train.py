@@ -25,6 +25,7 @@ from gcnn.config import Config
 from gcnn.data import Dataset, load
 from gcnn.files import write_file
 from gcnn.models import EXAMPLES
+from gcnn.models.cnn import ToHexagonal
 from gcnn.nn import GBatchNorm
 from gcnn.runs import (
     Normalised,
@@ -100,11 +101,15 @@ def train(
         "epoch": 0,
         "data": name,
     }
-    model = make_model(config, len(data.classes), meta["shape"][0])
+    model = make_model(config, len(data.classes), meta["shape"])
     _check_takes(model, meta["shape"], config)
-    if progress and rank == 0 and (note := _note_on_exactness(model, meta["shape"], config)):
-        print(note, file=sys.stderr)
-    model, group = model.to(device), group_of(model)
+    group = group_of(model)
+    if progress and rank == 0:
+        if any(isinstance(m, ToHexagonal) for m in model.modules()):
+            print(f"images are resampled to the hexagonal lattice of {group.name}", file=sys.stderr)
+        if note := _note_on_exactness(model, meta["shape"], config):
+            print(note, file=sys.stderr)
+    model = model.to(device)
     meta["group"] = [group.name, group.matrices]
     for norm in model.modules():
         if isinstance(norm, GBatchNorm):
