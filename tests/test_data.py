@@ -229,15 +229,28 @@ def test_labels_out_of_range_and_other_mistakes() -> None:
         Dataset("mine", Split(images[:2], labels[:2]), Split(images, labels), ("a", "b"))
     with pytest.raises(ValueError, match="mine, train: 3 images but 2 labels"):
         Dataset("mine", Split(images, labels[:2]), Split(images, labels), ("a", "b", "c"))
-    whole = Dataset("mine", Split(images, labels), Split(images, labels), ("a", "b", "c"))
-    assert len(whole.hold_out(1).train) == 2
-    assert whole.hold_out(1).test.labels.tolist() == [2]
-    with pytest.raises(ValueError, match="cannot hold out 3 of 3"):
-        whole.hold_out(3)
+    twice = Split(torch.cat([images, images]), torch.cat([labels, labels]))
+    whole = Dataset("mine", twice, Split(images, labels), ("a", "b", "c"))
+    assert len(whole.hold_out(2).train) == 4
+    assert whole.hold_out(2).test.labels.tolist() == [1, 2]
+    with pytest.raises(ValueError, match="cannot hold out 6 of 6"):
+        whole.hold_out(6)
     with pytest.raises(ValueError, match="data must be one of digits, mnist"):
         load("imagenet")
     with pytest.raises(ValueError, match="cifar10: name the folder that holds its files"):
         load("cifar10")
+
+
+def test_images_sorted_by_class_are_not_held_out() -> None:
+    images, labels = torch.zeros(9, 1, 2, 2, dtype=torch.uint8), torch.arange(9) // 3
+    whole = Dataset("mine", Split(images, labels), Split(images, labels), ("a", "b", "c"))
+    with pytest.raises(ValueError, match=r"the last 2 training images are all of class c, .*; shuffle the data, or hold out"):
+        whole.hold_out(2)
+    with pytest.raises(ValueError, match=r"the last 5 training images are all there are of class c, .*; shuffle the data"):
+        whole.hold_out(5)
+    order: Any = torch.tensor([0, 3, 6, 1, 4, 7, 2, 5, 8])
+    mixed = Dataset("mine", whole.train[order], whole.test, whole.classes)
+    assert mixed.hold_out(2).test.labels.tolist() == [1, 2]
 
 
 @pytest.fixture

@@ -103,7 +103,19 @@ class Dataset:
         """The same with the last `count` training images as test part: for choosing settings without the test set."""
         if not 0 < count < len(self.train):
             raise ValueError(f"{self.name}: cannot hold out {count} of {len(self.train)} training images")
-        return Dataset(f"{self.name}, validation", self.train[: -count or None], self.train[-count:], self.classes)
+        rest, held = self.train[:-count], self.train[-count:]
+        of_all, of_rest, of_held = ({*part.labels.tolist()} for part in (self.train, rest, held))
+        if lost := sorted(of_all - of_rest):
+            raise ValueError(
+                f"{self.name}: the last {count} training images are all there are of class {self.classes[lost[0]]}, and none "
+                "would be left to learn from; shuffle the data, or hold out fewer"
+            )
+        if len(of_held) == 1 < len(of_all):
+            raise ValueError(
+                f"{self.name}: the last {count} training images are all of class {self.classes[of_held.pop()]}, and tell nothing "
+                "about the others; shuffle the data, or hold out more"
+            )
+        return Dataset(f"{self.name}, validation", rest, held, self.classes)
 
 
 DIGITS = tuple("0123456789")
