@@ -470,6 +470,35 @@ def test_volumes_that_would_be_misread(numbers: Any, words: str, tmp_path: Path)
         volumes(tmp_path / "v.npz")
 
 
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        (
+            np.array([0.0, 0.27, 1.0]),
+            r"v.npz: y_train holds 0.27 \(float64\); expected whole numbers from 0, one for each volume",
+        ),
+        (np.array([0.0, np.nan, 1.0]), "y_train holds nan"),
+        (np.array(["cat", "dog", "cat"]), r"v.npz: y_train holds cat \(<U3\); expected whole numbers from 0"),
+        (np.array([0, -1, 1]), "y_train holds -1"),
+        (np.array([0, 10, 20]), r"labels go from 0 to 20, but 17 of the numbers .*never used; number the classes 0, 1, 2"),
+        (np.eye(3, dtype=int), "3 volumes in x_train, but 9 labels"),
+    ],
+)
+def test_labels_of_volumes_that_would_be_misread(labels: Any, words: str, tmp_path: Path) -> None:
+    path, x = tmp_path / "v.npz", np.zeros((3, 3, 3, 3), np.uint8)
+    for right in (np.array([0.0, 1.0, 2.0]), np.array([[0], [1], [2]], np.uint8), np.array([False, True, False])):
+        np.savez(path, x_train=x, y_train=right, x_test=x, y_test=right)  # as MedMNIST has them, and others
+        assert volumes(path).train.labels.tolist() == right.reshape(-1).tolist()
+    np.savez(path, x_train=x, y_train=labels, x_test=x, y_test=np.arange(3) // 2)
+    with pytest.raises(ValueError, match=words):
+        volumes(path)
+    np.savez(path, x_train=x, y_train=np.arange(3), x_test=x, y_test=np.arange(3), classes=np.array(["a", "b"]))
+    with pytest.raises(ValueError, match=r"y_train holds 2 \(int64\); expected whole numbers from 0, fewer than 2"):
+        volumes(path)
+    np.savez(path, x_train=x, y_train=np.array([0, 2, 2]), x_test=x, y_test=np.zeros(3), classes=np.array(["a", "b", "c"]))
+    assert volumes(path).classes == ("a", "b", "c")  # a class that is named may have no volumes yet
+
+
 def test_files_of_volumes_that_are_none(tmp_path: Path) -> None:
     path = tmp_path / "v.npz"
     np.savez(path, x_train=np.zeros((3, 3, 3, 3), np.uint8))

@@ -234,6 +234,7 @@ def volumes(path: str | Path) -> Dataset:
     parts = []
     for part in ("train", "test"):
         x, y = arrays[names[0].format(part)], arrays[names[1].format(part)].reshape(-1)
+        _check_labels(f"{path}: {names[1].format(part)}", y, len(classes))
         if x.ndim != 4:
             raise ValueError(f"{path}: expected volumes (N, D, H, W), got {names[0].format(part)} of shape {x.shape}")
         if not len(x):
@@ -243,9 +244,27 @@ def volumes(path: str | Path) -> Dataset:
                 f"{path}: expected volumes as bytes, got {names[0].format(part)} of {x.dtype} from {x.min()} to {x.max()}; bring "
                 "them to 0 to 255, .astype(numpy.uint8)"
             )
+        if len(x) != len(y):
+            raise ValueError(f"{path}: {len(x)} volumes in {names[0].format(part)}, but {len(y)} labels; expected one for each")
         parts.append(_split(x[:, None].astype(np.uint8), y))
-    count = int(max(parts[0].labels.max(), parts[1].labels.max())) + 1
+    used = torch.cat([part.labels for part in parts]).unique()
+    count = int(used.max()) + 1
+    if not classes and len(used) < count:
+        raise ValueError(
+            f"{path}: the labels go from {int(used.min())} to {count - 1}, but {count - len(used)} of the numbers from 0 on are "
+            "never used; number the classes 0, 1, 2 and so on, or name them all in an array `classes`"
+        )
     return Dataset(path.stem, parts[0], parts[1], classes or tuple(str(i) for i in range(count)))
+
+
+def _check_labels(what: str, labels: npt.NDArray[Any], classes: int) -> None:
+    """Raises a ValueError unless the labels are whole numbers from 0, and fewer than the classes if those are named."""
+    good = np.zeros(labels.shape, bool)
+    if labels.dtype.kind in "buif":
+        good = (labels >= 0) & (labels == np.round(labels)) & (labels < (classes or 2**31))
+    if not good.all():
+        expected = f"whole numbers from 0, fewer than {classes}" if classes else "whole numbers from 0"
+        raise ValueError(f"{what} holds {labels[~good][0]} ({labels.dtype}); expected {expected}, one for each volume")
 
 
 def _shown(folder: Path) -> list[Path]:
