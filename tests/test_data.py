@@ -284,8 +284,16 @@ def test_download(server: tuple[str, Path], tmp_path_factory: pytest.TempPathFac
     download("mnist", folder, url)
     assert len(mnist(folder).train) == 60
     (folder / "train-labels-idx1-ubyte.gz").write_bytes(b"damaged")
-    download("rotated_mnist", folder)  # the sound ones stay, the damaged one is fetched again
+    with pytest.raises(ValueError, match=r"train-labels-idx1-ubyte.gz is there .* move it away, or choose another folder"):
+        download("rotated_mnist", folder)
+    assert (folder / "train-labels-idx1-ubyte.gz").read_bytes() == b"damaged"  # what was there before stays
+    (folder / "train-labels-idx1-ubyte.gz").unlink()
+    download("rotated_mnist", folder)  # the sound ones stay, the missing one is fetched again
     assert len(mnist(folder).train) == 60
+    (folder / "cifar-10-binary.tar.gz").write_bytes(b"of another kind")
+    with pytest.raises(ValueError, match=r"cifar-10-binary.tar.gz is there and is not the file of cifar10"):
+        download("cifar10", folder, url)
+    assert (folder / "cifar-10-binary.tar.gz").read_bytes() == b"of another kind"
     (source / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(b"wrong"))
     (folder / "train-labels-idx1-ubyte.gz").unlink()
     with pytest.raises(ValueError, match="does not have the known md5"):

@@ -368,7 +368,8 @@ SOURCES = {
 def download(name: str, root: str | Path, base_url: str | None = None) -> None:
     """Fetches the files of "mnist" or "cifar10" into `root` with pooch, with a progress bar, and checks them.
 
-    Files that are there and sound are not fetched again. `base_url` names a mirror. Needs pip install "gcnn[train]".
+    Files that are there and sound are not fetched again, and others are left alone: they are a ValueError. `base_url` names a
+    mirror. Needs pip install "gcnn[train]".
     """
     try:
         import pooch
@@ -384,8 +385,10 @@ def download(name: str, root: str | Path, base_url: str | None = None) -> None:
         kind, digest = known.split(":")
         target = Path(root) / file
         unpacked = kind == "md5-unpacked"
-        if unpacked and target.exists() and unpacked_md5(target) != digest:
-            target.unlink()
+        if target.exists() and (unpacked_md5(target) if unpacked else hashlib.md5(target.read_bytes()).hexdigest()) != digest:
+            raise ValueError(
+                f"{target} is there and is not the file of {name}, or is damaged; move it away, or choose another folder (--root)"
+            )
         try:
             pooch.retrieve(url + file, None if unpacked else known, file, Path(root), progressbar=True)
         except OSError as error:
