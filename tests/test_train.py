@@ -132,6 +132,19 @@ def test_runs_are_not_overwritten_or_mixed(small: Dataset, tmp_path: Path) -> No
         train(TINY, tmp_path / "other", resume=True, progress=False, data=small)
 
 
+def test_files_that_are_of_no_run_are_not_overwritten(small: Dataset, tmp_path: Path) -> None:
+    config = dataclasses.replace(TINY, epochs=1)
+    for name, content in (("config.json", '{"lr": 1}'), ("config.json", "mine"), ("config.json", "[]"), ("metrics.csv", "mine")):
+        path = tmp_path / name
+        path.write_text(content)
+        with pytest.raises(FileExistsError, match=f"{name} is there already, and is of no run; choose another folder with --out"):
+            train(config, tmp_path, progress=False, data=small)
+        assert path.read_text() == content
+        path.unlink()
+    (tmp_path / "config.json").write_text(json.dumps(dataclasses.asdict(config)))  # of a run that was stopped at once
+    train(config, tmp_path, progress=False, data=small)
+
+
 KILLED = """
 import os, signal, sys
 from gcnn import train as module

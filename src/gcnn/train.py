@@ -79,6 +79,8 @@ def train(
     if folder is not None and folder.is_file():
         raise FileExistsError(f"{folder} is a file; a run is written to a folder, choose another one with --out")
     rank, world, distributed = _join()
+    if folder is not None and not resume and rank == 0:
+        _check_free(folder)
     device = pick_device(config.device)
     data = load(config.data, config.data_root or None) if data is None else data
     name = data.name
@@ -123,8 +125,6 @@ def train(
     if folder is not None and resume:
         exact = not data.train.images.is_floating_point()  # whitening rounds in other ways with other numbers of threads
         meta, kept = _resume(folder / "last.safetensors", model, stepper, meta, exact)
-    elif folder is not None and (folder / "last.safetensors").exists() and rank == 0:
-        raise FileExistsError(f"{folder} holds a run already; go on with it by --resume, or choose another folder with --out")
     if folder is not None and rank == 0:
         folder.mkdir(parents=True, exist_ok=True)
         write_file(folder / "config.json", json.dumps(meta["config"], indent=2).encode())
@@ -199,6 +199,25 @@ def train(
     if kept:
         model.load_state_dict(kept)
     return as_run(model, config, meta)
+
+
+def _check_free(folder: Path) -> None:
+    """Raises a FileExistsError unless a new run can be written to the folder without a loss."""
+    if (folder / "last.safetensors").exists():
+        raise FileExistsError(f"{folder} holds a run already; go on with it by --resume, or choose another folder with --out")
+    settings, table = folder / "config.json", folder / "metrics.csv"
+    for path in (settings, table):
+        if path.exists() and (path == table or not _holds_settings(path)):
+            raise FileExistsError(f"{path} is there already, and is of no run; choose another folder with --out")
+
+
+def _holds_settings(path: Path) -> bool:
+    """Whether a run wrote this config.json: one that was stopped in its first epoch leaves nothing else."""
+    try:
+        found = json.loads(path.read_bytes())
+    except ValueError:
+        return False
+    return isinstance(found, dict) and {f.name for f in dataclasses.fields(Config)} <= found.keys()
 
 
 def _check_takes(model: nn.Module, shape: Sequence[int], config: Config) -> None:
