@@ -705,6 +705,22 @@ def test_a_run_does_not_go_on_with_other_images(small: Dataset, tmp_path: Path) 
         train(dataclasses.replace(config, epochs=2), tmp_path, resume=True, progress=False, data=fewer)
 
 
+def test_a_run_does_not_go_on_with_other_labels(small: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, longer = dataclasses.replace(TINY, epochs=1), dataclasses.replace(TINY, epochs=2)
+    train(config, tmp_path, progress=False, data=small)
+    other = Dataset("small", Split(small.train.images, small.train.labels.flip(0)), small.test, small.classes)
+    with pytest.raises(ValueError, match="was trained with other labels of these images; resume with the same data"):
+        train(longer, tmp_path, resume=True, progress=False, data=other)
+    read = module.read_checkpoint
+
+    def older(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors, meta = read(path)
+        return tensors, {k: v for k, v in meta.items() if k != "labels"}
+
+    monkeypatch.setattr(module, "read_checkpoint", older)
+    assert len(train(longer, tmp_path, resume=True, progress=False, data=other).history) == 2
+
+
 def test_a_run_is_tested_on_what_it_learned(small: Dataset, tmp_path: Path) -> None:
     for name, classes in (("a", small.classes), ("b", tuple("abcdefghij"))):
         data = Dataset("small", small.train, small.test, classes)

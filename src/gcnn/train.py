@@ -8,6 +8,7 @@ stopped and resumed ends with the same bits as one that was not (on the CPU). Ne
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 import os
@@ -99,6 +100,7 @@ def train(
         "mean": mean,
         "std": std or 1.0,
         "images": len(data.train),
+        "labels": hashlib.sha256(data.train.labels.to(torch.int64).numpy().tobytes()).hexdigest(),
         "history": [],
         "epoch": 0,
         "data": name,
@@ -288,6 +290,8 @@ def _resume(
             f"{tuple(fresh['shape'])}, {fresh['images']} of them with mean {fresh['mean']:.6g}; resume with the same data, or "
             "start a new run"
         )
+    if meta.get("labels", fresh["labels"]) != fresh["labels"]:  # older checkpoints do not say
+        raise ValueError(f"{path} was trained with other labels of these images; resume with the same data, or start a new run")
     if fresh["config"]["schedule"] != "constant" and fresh["config"]["epochs"] != meta["config"]["epochs"]:
         raise ValueError(
             f"{path} follows a learning rate that falls over {meta['config']['epochs']} epochs, not over "
