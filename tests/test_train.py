@@ -736,6 +736,15 @@ def test_a_run_is_tested_on_what_it_learned(small: Dataset, tmp_path: Path) -> N
     assert not (tmp_path / "page.html").exists()
 
 
+def test_a_report_is_about_one_data_set(small: Dataset, tmp_path: Path) -> None:
+    other = Dataset("small", Split(255 - small.train.images, small.train.labels), small.test, small.classes)
+    for name, data in (("a", small), ("b", other)):
+        train(dataclasses.replace(TINY, epochs=1), tmp_path / name, progress=False, data=data)
+    with pytest.raises(ValueError, match=r"report: b was trained on other images than a, with mean .*; report them one by one"):
+        report([tmp_path / "a", tmp_path / "b"], tmp_path / "page.html", small, images=10)
+    assert not (tmp_path / "page.html").exists()
+
+
 def test_held_out_images_that_are_others_now(small: Dataset, tmp_path: Path) -> None:
     train(dataclasses.replace(TINY, epochs=1, validation=50), tmp_path, progress=False, data=small)
     run = load_run(tmp_path)

@@ -16,7 +16,7 @@ from gcnn.data import Dataset, load
 from gcnn.files import write_file
 from gcnn.groups import GROUPS, p4
 from gcnn.nn import LiftConv
-from gcnn.runs import Run, error_by_angle, group_of, load_run
+from gcnn.runs import Run, alike, error_by_angle, group_of, load_run
 from gcnn.testing import equivariance_error
 
 __all__ = ["report"]
@@ -69,6 +69,13 @@ def report(
         raise ValueError(
             f"report: the runs held out {sorted(held)} images, and are to be tested on the same; report them one by one"
         )
+    exact = not data.train.images.is_floating_point()
+    for name, run in runs.items():
+        if not alike({"mean": first.mean, "std": first.std}, run.mean, run.std, exact):
+            raise ValueError(
+                f"report: {name} was trained on other images than {next(iter(runs))}, with mean {run.mean:.6g} and not "
+                f"{first.mean:.6g}; report them one by one"
+            )
     data, kind = first.held_out(data), "validation" if first.config.validation else "test"
     parts = [
         _table(runs, data, kind),
