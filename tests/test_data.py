@@ -9,6 +9,7 @@ import os
 import pickle
 import struct
 import threading
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -448,6 +449,39 @@ def test_pictures_of_many_bits(tmp_path: Path) -> None:
     image = Image.new("RGB", (9, 9), "red")
     image.save(tmp_path / "phone.jpg", format="MPO", save_all=True, append_images=[image])
     assert data.read_picture(tmp_path / "phone.jpg").shape == (9, 9, 3)
+
+
+def deep_png(kind: int, channels: int) -> bytes:
+    """A PNG of 9 x 9 pixels with 16 bits a channel; pillow writes none."""
+
+    def chunk(name: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    rows = b"".join(b"\0" + bytes(range(18 * channels)) for _ in range(9))
+    head = struct.pack(">IIBBBBB", 9, 9, 16, kind, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+def deep_tiff() -> bytes:
+    """The same in colour as a TIFF."""
+    at = 8 + 2 + 12 * 9 + 4  # behind the table: the bits of each channel, then the pixels
+    tags = [(256, 3, 1, 9), (257, 3, 1, 9), (258, 3, 3, at), (259, 3, 1, 1), (262, 3, 1, 2), (273, 4, 1, at + 6)]
+    tags += [(277, 3, 1, 3), (278, 3, 1, 9), (279, 4, 1, 9 * 9 * 6)]
+    table = struct.pack("<H", len(tags)) + b"".join(struct.pack("<HHII", *tag) for tag in tags) + bytes(4)
+    return b"II*\0" + struct.pack("<I", 8) + table + struct.pack("<3H", 16, 16, 16) + bytes(9 * 9 * 6)
+
+
+def test_colours_of_16_bits_are_not_cut_to_8(tmp_path: Path) -> None:
+    files = {"rgb.png": deep_png(2, 3), "rgba.png": deep_png(6, 4), "la.png": deep_png(4, 2), "rgb.tif": deep_tiff()}
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(
+            ValueError, match=f"{name} has 16 bits a channel, of which 8 would be lost; save it with 8, and scale"
+        ):
+            data.read_picture(tmp_path / name)
+    (tmp_path / "gray.png").write_bytes(deep_png(0, 1))
+    with pytest.raises(ValueError, match=r"of 65535; expected bytes; scale all pictures alike"):
+        data.read_picture(tmp_path / "gray.png")
 
 
 def test_a_slide_is_no_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

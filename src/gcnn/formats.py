@@ -37,7 +37,7 @@ def read_picture(path: str | Path) -> Bytes:
     """An image file as bytes, (rows, columns) if it is gray, else (rows, columns, 3).
 
     As viewers show it: turned as its EXIF tag says. What is transparent is laid on black under light strokes, and on white under
-    others. Gray of 16 bits becomes bytes.
+    others. Gray of 16 bits becomes bytes; colours of 16 bits are a ValueError.
 
     >>> import tempfile
     >>> from PIL import Image
@@ -54,6 +54,10 @@ def read_picture(path: str | Path) -> Bytes:
         raise ValueError(f"{path} is a folder; give image files, such as {path}/*.png")
     try:
         with Image.open(path) as image:
+            if _would_be_cut(image):
+                raise ValueError(
+                    f"{path} has 16 bits a channel, of which 8 would be lost; save it with 8, and scale all pictures alike"
+                )
             if getattr(image, "n_frames", 1) > 1 and image.format != "MPO":  # as cameras write: the first one is the picture
                 raise ValueError(f"{path} holds {image.n_frames} images; save them as files of their own")
             ImageOps.exif_transpose(image, in_place=True)  # cameras write how they were held
@@ -76,6 +80,14 @@ def read_picture(path: str | Path) -> Bytes:
         raise ValueError(f"{path} is too large for one picture; cut it into tiles ({error})") from error
 
 
+def _would_be_cut(image: Any) -> bool:
+    """Whether pillow reads channels of 16 bits as their high bytes; asked before it loads the image."""
+    if image.mode.startswith(("I", "F")):
+        return False  # gray, read whole
+    kinds = [tile[3][0] if isinstance(tile[3], tuple) else tile[3] for tile in image.tile]
+    return any(";16" in str(kind) for kind in kinds)
+
+
 def _of_16_bits(path: str | Path, values: npt.NDArray[np.float64], wide: bool) -> Bytes:
     low, high = values.min(), values.max()
     if not np.isfinite(values).all():
@@ -83,7 +95,7 @@ def _of_16_bits(path: str | Path, values: npt.NDArray[np.float64], wide: bool) -
     if 0 < high <= 1:
         raise ValueError(f"{path} has numbers from {low:g} to {high:g}, expected bytes; save it times 255")
     if wide and 0 < high < 8192:
-        raise ValueError(f"{path} has 16 bits, of which it uses {high:g} of 65535; expected bytes, rescale it to its own white")
+        raise ValueError(f"{path} has 16 bits, of which it uses {high:g} of 65535; expected bytes; scale all pictures alike")
     if low < 0 or high > (65_535 if wide else 255) or (values != np.round(values)).any():
         raise ValueError(f"{path} has values from {low} to {high}, expected bytes, or whole numbers of 16 bits; rescale it")
     return (values / (257 if wide else 1)).astype(np.uint8)
