@@ -351,7 +351,12 @@ def test_pictures_of_ones_own(tmp_path: Path) -> None:
     for i, place in enumerate(("test/a", "test/b"), 2):
         Image.fromarray(numbers[i]).save(tmp_path / place / f"{i}.TIF")
     (tmp_path / "train" / "a" / "notes.txt").write_text("no picture")
-    found = data.load("pictures", tmp_path)
+    (tmp_path / "train" / "a" / "Thumbs.db").write_text("no picture")
+    (tmp_path / "test" / "astray.png").write_text("of no class")
+    with pytest.warns(UserWarning, match=r"2 files were passed over \(.png, .txt\), .*notes.txt for example"):
+        found = data.load("pictures", tmp_path)
+    (tmp_path / "train" / "a" / "notes.txt").unlink()
+    (tmp_path / "test" / "astray.png").unlink()
     assert found.classes == ("a", "b")
     torch.testing.assert_close(found.train.images, torch.from_numpy(numbers[:2, None]))
     torch.testing.assert_close(found.test.images, torch.from_numpy(numbers[2:, None]))
@@ -398,7 +403,15 @@ def test_folders_that_are_no_classes(tmp_path: Path) -> None:
     root = drawn_pictures(tmp_path / "all")
     (root / "train" / ".ipynb_checkpoints").mkdir()
     (root / "train" / "healthy" / "._1.png").write_bytes(b"not a picture")
+    (root / "train" / "healthy" / "empty").mkdir()
     assert data.pictures(root).classes == ("healthy", "tumour")
+    (root / "train" / "healthy" / "empty" / "1.webp").write_bytes(b"a picture")
+    with pytest.raises(ValueError, match=r"healthy/empty holds pictures; put them into the folder of the class itself"):
+        data.pictures(root)
+    (root / "train" / "healthy" / "empty" / "1.webp").rename(root / "train" / "healthy" / "6.webp")
+    with pytest.raises(OSError, match=r"6\.webp could not be read"):
+        data.pictures(root)
+    (root / "train" / "healthy" / "6.webp").unlink()
     (root / "train" / "empty").mkdir()
     with pytest.raises(ValueError, match=r"empty holds no pictures, .*expected some of every class"):
         data.pictures(root)

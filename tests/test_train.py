@@ -827,6 +827,13 @@ def test_a_network_that_is_not_exact_says_so_before_it_trains(small: Dataset, ca
     assert "note:" not in capsys.readouterr().err
 
 
+def test_pictures_are_counted_by_class(small: Dataset, capsys: pytest.CaptureFixture[str]) -> None:
+    labels = torch.arange(200) // 150
+    data = Dataset("pictures", Split(small.train.images, labels), Split(small.test.images, labels[100:]), ("many", "few"))
+    train(dataclasses.replace(TINY, data="pictures", data_root="there", epochs=1), data=data)
+    assert "pictures, training + test: many 150 + 50, few 50 + 50\n" in capsys.readouterr().err
+
+
 def test_images_that_a_network_cannot_take(small: Dataset, tmp_path: Path) -> None:
     cut = [Split(split.images[..., :6, :6], split.labels) for split in (small.train, small.test)]
     with pytest.raises(ValueError, match=r"p4cnn cannot take images of 6 x 6: .*; take larger ones, or another --model"):

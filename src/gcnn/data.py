@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import lzma
+import warnings
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -272,15 +273,32 @@ def _shown(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*") if not path.name.startswith("."))
 
 
-KINDS = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
+KINDS = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp")
+
+
+def pictures_in(folder: Path) -> list[Path]:
+    """The image files in a folder, by their suffixes, sorted."""
+    return [path for path in _shown(folder) if path.suffix.lower() in KINDS]
+
+
+def _warn_of_others(folders: list[Path], taken: set[Path]) -> None:
+    """Says how many files in the folders are not among the pictures that were taken."""
+    others = [p for folder in folders for p in _shown(folder) if p not in taken and p.is_file() and p.name != "Thumbs.db"]
+    if others:
+        kinds = ", ".join(sorted({p.suffix or p.name for p in others}))
+        warnings.warn(
+            f"pictures: {len(others)} files were passed over ({kinds}), {others[0]} for example; pictures are "
+            f"{', '.join(KINDS)} in the folder of a class",
+            stacklevel=3,
+        )
 
 
 def pictures(root: str | Path) -> Dataset:
-    """Pictures of one's own, all of one size: root/train/CLASS/*.png and root/test/CLASS/*.png, or .jpg, .tif, .bmp.
+    """Pictures of one's own, all of one size: root/train/CLASS/*.png and root/test/CLASS/*.png, or .jpg, .tif, .webp.
 
     They stay gray if all of them are, and become RGB otherwise; `read_picture` reads each. The classes take turns, so that the
-    last ones (`Dataset.hold_out`) are of every class. Names that begin with a dot are passed over. Needs
-    pip install "gcnn[train]".
+    last ones (`Dataset.hold_out`) are of every class. Names that begin with a dot are passed over, other files with a warning.
+    Needs pip install "gcnn[train]".
 
     >>> import tempfile
     >>> from PIL import Image
@@ -312,13 +330,19 @@ def pictures(root: str | Path) -> Dataset:
     for part in ("train", "test"):
         ordered: list[tuple[float, int, Path]] = []
         for label, name in enumerate(classes):
-            paths = [p for p in _shown(root / part / name) if p.suffix.lower() in KINDS]
+            paths = pictures_in(root / part / name)
+            if deeper := [p for p in _shown(root / part / name) if p.is_dir() and pictures_in(p)]:
+                raise ValueError(
+                    f"{deeper[0]} holds pictures; put them into the folder of the class itself, {root / part / name}"
+                )
             if part == "train" and not paths:
                 raise ValueError(f"{root / part / name} holds no pictures, {', '.join(KINDS)}; expected some of every class")
             ordered += [((i + 0.5) / len(paths), label, path) for i, path in enumerate(paths)]
         found += [(part, label, path) for _, label, path in sorted(ordered)]
     if "test" not in {part for part, _, _ in found}:
         raise ValueError(f"{root}: found no pictures in test/CLASS; expected {', '.join(KINDS)}")
+    folders = [root / part / name for part in ("train", "test") for name in ("", *classes)]
+    _warn_of_others(folders, {path for _, _, path in found})
     read = []
     for _, _, path in tqdm(found, "reading pictures", disable=None):
         read.append(read_picture(path))

@@ -85,6 +85,8 @@ def train(
     device = pick_device(config.device)
     data = load(config.data, config.data_root or None) if data is None else data
     name = data.name
+    if progress and rank == 0 and config.data == "pictures":
+        print(_counts(data), file=sys.stderr)
     data = data.hold_out(config.validation) if config.validation else data
     if len(data.train) < 2:
         raise ValueError(f"{data.name}: {len(data.train)} training images are too few")
@@ -201,6 +203,13 @@ def train(
     if kept:
         model.load_state_dict(kept)
     return as_run(model, config, meta)
+
+
+def _counts(data: Dataset) -> str:
+    """How many images there are of each class."""
+    train, test = (split.labels.bincount(minlength=len(data.classes)).tolist() for split in (data.train, data.test))
+    each = (f"{name} {n} + {m}" for name, n, m in zip(data.classes, train, test, strict=True))
+    return f"{data.name}, training + test: {', '.join(each)}"
 
 
 def _check_free(folder: Path) -> None:
