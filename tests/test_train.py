@@ -26,7 +26,7 @@ from gcnn.lattice import to_hexagonal
 from gcnn.models import build, save
 from gcnn.recipes import RECIPES
 from gcnn.report import report
-from gcnn.runs import alike, make_model, pick_device, reestimate_norms
+from gcnn.runs import alike, group_of, make_model, on_lattice, pick_device, reestimate_norms
 from gcnn.steps import Inputs, batches, moved, turned
 from gcnn.testing import equivariance_error
 from gcnn.train import Config, DivergedError, error_by_angle, evaluate, load_run, train
@@ -825,6 +825,27 @@ def test_a_network_that_is_not_exact_says_so_before_it_trains(small: Dataset, ca
     assert "note: resnet44 is not exact at 28 x 28: under p4m" in capsys.readouterr().err
     train(dataclasses.replace(config, downsample="pool", invariant=True), data=tiny)
     assert "note:" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("settings", "shape", "exact"),
+    [
+        ({"model": "voxel-resnet", "group": "Oh", "widths": (1, 1, 1)}, (1, 14, 14, 14), True),
+        ({"model": "voxel-resnet", "group": "O", "widths": (2, 2, 2)}, (1, 15, 15, 15), False),
+        ({"model": "resnet44", "group": "p4m", "widths": (1, 1, 1), "invariant": True}, (1, 33, 65), True),
+        ({"model": "resnet44", "group": "p4m", "widths": (1, 1, 1), "invariant": True}, (1, 33, 64), False),
+        ({"model": "hex-resnet26", "widths": (1, 1, 1), "invariant": True}, (1, 32, 32), True),
+        ({"model": "hex-resnet26", "widths": (1, 1, 1)}, (1, 32, 32), False),
+    ],
+)
+def test_volumes_rectangles_and_hexagons_that_are_not_exact(settings: Any, shape: tuple[int, ...], exact: bool) -> None:
+    config = Config(**settings)
+    model = make_model(config, 3, shape)
+    note = module._note_on_exactness(model, shape, config)
+    x = torch.rand(1, *shape)
+    inner, x = on_lattice(model.eval(), x)
+    assert (equivariance_error(inner, group_of(model), x) < 1e-3) == exact == (note == "")
+    assert exact or f"is not exact at {' x '.join(map(str, shape[1:]))}: under {group_of(model)}" in note
 
 
 def test_pictures_are_counted_by_class(small: Dataset, capsys: pytest.CaptureFixture[str]) -> None:
