@@ -535,6 +535,21 @@ def test_predictions_of_every_kind_of_image_file(shell: Any, tmp_path: Path, sma
         assert words in text
 
 
+def test_a_run_that_held_out_images_can_be_tested(shell: Any, tmp_path: Path, small: Dataset) -> None:
+    folder = str(tmp_path / "run")
+    config = dataclasses.replace(TINY, epochs=1, validation=50, keep="best", test_turns=2)
+    run = train(config, folder, progress=False, data=small)
+    for words, data in (((), small.hold_out(50)), (("--test",), small)):
+        found = evaluate(run.model, run.inputs(data.test, torch.device("cpu")), 2)
+        expected = f"p4cnn on {len(data.test)} images of {data.name}: error {found['error']:.2f} %, loss {found['loss']:.4f}"
+        assert expected in shell("eval", folder, *words)[1]
+    status, text = shell("export", folder, "--onnx", str(tmp_path / "net.onnx"))
+    assert (status, "answers to the image as it is; gcnn predict and the tests of this run take the mean of 2" in text) == (
+        0,
+        True,
+    )
+
+
 def answered(shares: Tensor) -> str:
     best = shares[0].argsort(descending=True)[:3].tolist()
     return ", ".join(f"{i} {100 * float(shares[0, i]):.1f} %" for i in best)

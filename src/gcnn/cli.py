@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from gcnn import __version__
 from gcnn.checks import unknown
-from gcnn.data import SOURCES, download, load, read_picture
+from gcnn.data import SOURCES, Dataset, download, load, read_picture
 from gcnn.groups import GROUPS
 from gcnn.models import EXAMPLES, build
 from gcnn.recipes import RECIPES
@@ -51,6 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
     told = commands.add_parser("eval", help="test a run again")
     told.add_argument("folder", help="the folder of a run")
     told.add_argument("--data-root", default="", help="the folder of its data set, if it has moved")
+    told.add_argument("--test", action="store_true", help="on the test set, also for a run that held out images (--validation)")
     told.set_defaults(run=_eval)
     told = commands.add_parser("predict", help="classify image files")
     told.add_argument("folder", help="the folder of a run")
@@ -213,19 +214,20 @@ def _base(recipe: str, file: str) -> Config:
     return config
 
 
-def _data(run: Run, root: str = "") -> Any:
+def _data(run: Run, root: str = "") -> Dataset:
     try:
         data = load(run.config.data, root or run.config.data_root or None)
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{error}; if the files have moved, say where they are with --data-root") from error
     run.check_data(data)
-    return run.held_out(data)
+    return data
 
 
 def _eval(chosen: argparse.Namespace) -> None:
     device = pick_device(chosen.device)
     run = load_run(chosen.folder, str(device))
     data = _data(run, chosen.data_root)
+    data = data if chosen.test else run.held_out(data)
     found = evaluate(run.model, run.inputs(data.test, device), run.config.test_turns)
     name = _name(run.config.model, run.config.group)
     print(f"{name} on {len(data.test)} images of {data.name}: error {found['error']:.2f} %, loss {found['loss']:.4f}")
@@ -325,6 +327,11 @@ def _export(told: argparse.Namespace) -> None:
         f"{told.onnx}: images {tuple(run.shape)} with numbers from 0 to 255 to {len(run.classes)} logits; "
         f"off by {error:.1e} in onnxruntime"
     )
+    if run.config.test_turns > 1:
+        print(
+            f"note: the file answers to the image as it is; gcnn predict and the tests of this run take the mean of "
+            f"{run.config.test_turns} turns of it (test_turns), so that their answers differ"
+        )
 
 
 def _models(told: argparse.Namespace) -> None:
