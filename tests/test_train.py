@@ -550,6 +550,33 @@ def test_a_run_that_held_out_images_can_be_tested(shell: Any, tmp_path: Path, sm
     )
 
 
+def test_predictions_of_folders_as_a_table(shell: Any, tmp_path: Path, small: Dataset) -> None:
+    import csv
+
+    from PIL import Image
+
+    folder, root, table = str(tmp_path / "run"), tmp_path / "digits", tmp_path / "answers.csv"
+    run = train(dataclasses.replace(TINY, epochs=1), folder, progress=False, data=small)
+    for i, place in enumerate(("a/0.png", "a/1.PNG", "b/2.png", "b/deeper/3.png")):
+        (root / place).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(small.test.images[i, 0].numpy()).save(root / place, format="png")
+    (root / "a" / "notes.txt").write_text("no picture")
+    status, text = shell("predict", folder, str(root), "--csv", str(table))
+    assert (status, text.count("%")) == (0, 9)
+    with table.open(newline="") as file:
+        head, *rows = csv.reader(file)
+    assert head == ["file", "class", *small.classes]
+    assert [row[0] for row in rows] == [str(root / place) for place in ("a/0.png", "a/1.PNG", "b/2.png")]
+    shares = run.predict(small.test.images[:3])
+    assert [row[1] for row in rows] == [small.classes[i] for i in shares.argmax(1).tolist()]
+    torch.testing.assert_close(torch.tensor([[float(share) for share in row[2:]] for row in rows]), shares, rtol=1e-4, atol=1e-5)
+    status, text = shell("predict", folder, str(root / "b"), "--csv", str(table))
+    assert (status, "answers.csv is there already; choose another name, or --force" in text) == (1, True)
+    assert shell("predict", folder, str(root / "b"), "--csv", str(table), "--force")[0] == 0
+    assert len(table.read_text().splitlines()) == 2
+    assert "is a folder; give the name of a file" in shell("predict", folder, str(root), "--csv", str(tmp_path))[1]
+
+
 def answered(shares: Tensor) -> str:
     best = shares[0].argsort(descending=True)[:3].tolist()
     return ", ".join(f"{i} {100 * float(shares[0, i]):.1f} %" for i in best)

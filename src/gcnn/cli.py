@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import dataclasses
+import io
 import json
 import os
 import shlex
@@ -18,7 +20,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from gcnn import __version__
 from gcnn.checks import unknown
-from gcnn.data import SOURCES, Dataset, download, load, read_picture
+from gcnn.data import SOURCES, Dataset, download, load, pictures_in, read_picture, shown
+from gcnn.files import write_file
 from gcnn.groups import GROUPS
 from gcnn.models import EXAMPLES, build
 from gcnn.recipes import RECIPES
@@ -55,9 +58,11 @@ def main(arguments: list[str] | None = None) -> int:
     told.set_defaults(run=_eval)
     told = commands.add_parser("predict", help="classify image files")
     told.add_argument("folder", help="the folder of a run")
-    told.add_argument("images", nargs="+", help="image files of the size that the network was trained on")
+    told.add_argument("images", nargs="+", help="image files of the size that the network was trained on, or folders of them")
     told.add_argument("--top", type=_positive, default=3, help="how many classes to print for each")
     told.add_argument("--invert", action="store_true", help="turn dark into light first: for dark digits on a light ground")
+    told.add_argument("--csv", default="", metavar="FILE", help="also write a table: file, class, the probability of every class")
+    told.add_argument("--force", action="store_true", help="replace a table that is there already")
     told.set_defaults(run=_predict)
     told = commands.add_parser("report", help="write one HTML page about runs")
     told.add_argument("folders", nargs="+", help="the folders of runs, the one to show in detail first")
@@ -234,9 +239,11 @@ def _eval(chosen: argparse.Namespace) -> None:
 
 
 def _predict(chosen: argparse.Namespace) -> int:
+    if chosen.csv:
+        _check_new(chosen.csv, "answers.csv", chosen.force)
     run = load_run(chosen.folder, chosen.device)
-    status = 0
-    for name in chosen.images:
+    status, rows = 0, [["file", "class", *run.classes]]
+    for name in [name for given in chosen.images for name in _files(given)]:
         try:
             pixels = _pixels(name, run.shape)
         except (OSError, ValueError) as error:  # the others may still be good
@@ -251,7 +258,30 @@ def _predict(chosen: argparse.Namespace) -> int:
         shares = run.predict(pixels[None])[0]
         best = shares.argsort(descending=True)[: chosen.top].tolist()
         print(f"{name}: " + ", ".join(f"{run.classes[i]} {100 * float(shares[i]):.1f} %" for i in best))
+        rows.append([name, run.classes[best[0]], *(f"{share:.6g}" for share in shares.tolist())])
+    if chosen.csv:
+        table = io.StringIO()
+        csv.writer(table).writerows(rows)
+        write_file(Path(chosen.csv), table.getvalue().encode())
     return status
+
+
+def _files(name: str) -> list[str]:
+    """The pictures in a folder, or in its folders if it holds nothing else; what is no such folder as it is."""
+    if not Path(name).is_dir():
+        return [name]
+    found, inside = pictures_in(Path(name)), shown(Path(name))
+    if not found and all(path.is_dir() for path in inside):
+        found = [path for part in inside for path in pictures_in(part)]
+    return [str(path) for path in found] or [name]
+
+
+def _check_new(name: str, example: str, force: bool) -> None:
+    """Raises an OSError for a file that cannot be written, or is there already and may not be replaced."""
+    if Path(name).is_dir():
+        raise IsADirectoryError(f"{name} is a folder; give the name of a file, {name}/{example}")
+    if Path(name).exists() and not force:
+        raise FileExistsError(f"{name} is there already; choose another name, or --force")
 
 
 def _pixels(name: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -315,10 +345,7 @@ def _download(chosen: argparse.Namespace) -> None:
 def _export(told: argparse.Namespace) -> None:
     from gcnn.export import to_onnx
 
-    if Path(told.onnx).is_dir():
-        raise IsADirectoryError(f"{told.onnx} is a folder; give the name of a file, {told.onnx}/net.onnx")
-    if Path(told.onnx).exists() and not told.force:
-        raise FileExistsError(f"{told.onnx} is there already; choose another name, or --force")
+    _check_new(told.onnx, "net.onnx", told.force)
     run = load_run(told.folder)
     run.check_takes_bytes()
     example = torch.randint(0, 256, (2, *run.shape)).float()

@@ -268,7 +268,7 @@ def _check_labels(what: str, labels: npt.NDArray[Any], classes: int) -> None:
         raise ValueError(f"{what} holds {labels[~good][0]} ({labels.dtype}); expected {expected}, one for each volume")
 
 
-def _shown(folder: Path) -> list[Path]:
+def shown(folder: Path) -> list[Path]:
     """What a folder holds, but for hidden files."""
     return sorted(path for path in folder.glob("*") if not path.name.startswith("."))
 
@@ -278,12 +278,12 @@ KINDS = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp")
 
 def pictures_in(folder: Path) -> list[Path]:
     """The image files in a folder, by their suffixes, sorted."""
-    return [path for path in _shown(folder) if path.suffix.lower() in KINDS]
+    return [path for path in shown(folder) if path.suffix.lower() in KINDS]
 
 
 def _warn_of_others(folders: list[Path], taken: set[Path]) -> None:
     """Says how many files in the folders are not among the pictures that were taken."""
-    others = [p for folder in folders for p in _shown(folder) if p not in taken and p.is_file() and p.name != "Thumbs.db"]
+    others = [p for folder in folders for p in shown(folder) if p not in taken and p.is_file() and p.name != "Thumbs.db"]
     if others:
         kinds = ", ".join(sorted({p.suffix or p.name for p in others}))
         warnings.warn(
@@ -320,7 +320,7 @@ def pictures(root: str | Path) -> Dataset:
             raise FileNotFoundError(
                 f"{root / part} is missing; expected folders {part}/CLASS with the pictures of each class, {', '.join(KINDS)}"
             )
-    train_, test = ({path.name for path in _shown(root / part) if path.is_dir()} for part in ("train", "test"))
+    train_, test = ({path.name for path in shown(root / part) if path.is_dir()} for part in ("train", "test"))
     classes = tuple(sorted(train_))
     if others := sorted(test - train_):
         raise ValueError(f"{root / 'test'} has classes that {root / 'train'} has not: {', '.join(others)}")
@@ -331,7 +331,7 @@ def pictures(root: str | Path) -> Dataset:
         ordered: list[tuple[float, int, Path]] = []
         for label, name in enumerate(classes):
             paths = pictures_in(root / part / name)
-            if deeper := [p for p in _shown(root / part / name) if p.is_dir() and pictures_in(p)]:
+            if deeper := [p for p in shown(root / part / name) if p.is_dir() and pictures_in(p)]:
                 raise ValueError(
                     f"{deeper[0]} holds pictures; put them into the folder of the class itself, {root / part / name}"
                 )
