@@ -227,6 +227,15 @@ def test_a_last_batch_of_one_image(small: Dataset) -> None:
     assert math.isfinite(train(dataclasses.replace(TINY, epochs=1), progress=False, data=odd).history[-1]["test_loss"])
 
 
+def test_a_last_batch_that_a_norm_cannot_take(small: Dataset, tmp_path: Path) -> None:
+    odd = Dataset("odd", small.train[:65], small.test, small.classes)
+    config = Config(model="resnet18", group="p1", widths=(2, 2, 2, 2), epochs=1, batch_size=64)
+    with pytest.raises(ValueError, match=r"the last batch .* holds one: GBatchNorm.*choose another --batch-size than 64"):
+        train(config, tmp_path / "run", progress=False, data=odd)
+    assert not (tmp_path / "run").exists()
+    assert train(dataclasses.replace(config, batch_size=63), progress=False, data=odd).history
+
+
 def test_every_image_comes_once_an_epoch() -> None:
     for world in (1, 2, 3):
         parts = [list(batches(203, 64, 5, "cpu", rank, world)) for rank in range(world)]
@@ -595,6 +604,18 @@ def test_resuming_takes_the_settings_of_the_run(shell: Any, tmp_path: Path) -> N
     assert not absent.exists()
 
 
+def test_data_that_has_moved(tmp_path: Path, small: Dataset, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, gone = str(tmp_path / "run"), str(tmp_path / "gone")
+    train(dataclasses.replace(TINY, epochs=1, data="mnist", data_root=gone), folder, progress=False, data=small)
+    for words in (
+        ("eval", folder),
+        ("report", folder, "--out", str(tmp_path / "a.html")),
+        ("train", "--resume", "--out", folder),
+    ):
+        assert cli.main(list(words)) == 1
+        assert "if the files have moved, say where they are with --data-root" in capsys.readouterr().err
+
+
 def test_settings_from_a_file(shell: Any, tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text('model = "z2cnn"\nchannels = 3\nepochs = 1\nlr = 0.002\n')
@@ -602,6 +623,8 @@ def test_settings_from_a_file(shell: Any, tmp_path: Path) -> None:
     assert shell("train", "--config", str(file), "--lr", "0.005", "--out", str(folder))[0] == 0
     config = json.loads((folder / "config.json").read_text())
     assert (config["model"], config["lr"], config["channels"]) == ("z2cnn", 0.005, 3)
+    file.write_bytes(b"\xef\xbb\xbf" + b'model = "resnet44"\nwidths = 8\n')  # a file of Windows begins with a mark
+    assert f"{file}: widths must be of type tuple, got 8; write a list, [8]" in shell("train", "--config", str(file))[1]
     file.write_text('batch-size = "many"\n')
     assert f"{file}: batch_size must be of type int, got 'many'" in shell("train", "--config", str(file))[1]
     file.write_text("learning_rate = 1\n")
@@ -915,6 +938,8 @@ def test_images_that_a_network_cannot_take(small: Dataset, tmp_path: Path) -> No
         ({"rotate": -5.0}, "rotate must be at least 0"),
         ({"weight_decay": -5.0}, "weight_decay must be at least 0"),
         ({"channels": -1}, "channels must be at least 0"),
+        ({"seed": 2**63}, r"seed must be a whole number from -2\*\*43 to 2\*\*44, got 9223372036854775808"),
+        ({"widths": 8}, r"widths must be of type tuple, got 8; write a list, \[8\]"),
     ],
 )
 def test_settings_that_make_no_sense(settings: dict[str, Any], words: str) -> None:

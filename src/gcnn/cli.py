@@ -25,7 +25,18 @@ from gcnn.files import write_file
 from gcnn.groups import GROUPS
 from gcnn.models import EXAMPLES, build
 from gcnn.recipes import RECIPES
-from gcnn.runs import Normalised, Run, evaluate, group_of, load_run, on_lattice, pick_device, precision, read_config
+from gcnn.runs import (
+    Normalised,
+    Run,
+    evaluate,
+    group_of,
+    load_run,
+    names_the_root,
+    on_lattice,
+    pick_device,
+    precision,
+    read_config,
+)
 from gcnn.train import Config, train
 
 if sys.version_info >= (3, 11):
@@ -206,7 +217,8 @@ def _base(recipe: str, file: str) -> Config:
             raise ValueError("--config reads TOML with Python 3.11 or newer; give the settings as options, or as JSON")
         try:
             read: Any = json.loads if json_file else tomllib.loads
-            settings = {k.replace("-", "_"): v for k, v in read(Path(file).read_text()).items()}
+            text = Path(file).read_text(encoding="utf-8-sig")  # some editors begin files with a mark
+            settings = {k.replace("-", "_"): v for k, v in read(text).items()}
         except (ValueError, AttributeError) as error:
             raise ValueError(f"{file}: expected settings in {'JSON' if json_file else 'TOML'}: {error}") from error
         known = {f.name for f in dataclasses.fields(Config)}
@@ -220,10 +232,8 @@ def _base(recipe: str, file: str) -> Config:
 
 
 def _data(run: Run, root: str = "") -> Dataset:
-    try:
+    with names_the_root():
         data = load(run.config.data, root or run.config.data_root or None)
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"{error}; if the files have moved, say where they are with --data-root") from error
     run.check_data(data)
     return data
 

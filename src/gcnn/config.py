@@ -63,7 +63,7 @@ class Config:
     dropout: float = -1.0
     """Another dropout than the model's own. Negative: the model's own."""
     rotate: float = 0.0
-    """Augmentation: turn every training image by a random angle of up to this many degrees."""
+    """Augmentation: turn every training image by a random angle of up to this many degrees, black outside."""
     shift: int = 0
     """Augmentation: move every training image by a random number of up to this many pixels each way, black outside."""
     flip: bool = False
@@ -97,7 +97,8 @@ class Config:
             value, kind = getattr(self, setting.name), type(setting.default)
             fits = isinstance(value, int | float) if kind is float else isinstance(value, list | tuple if kind is tuple else kind)
             if not fits or (isinstance(value, bool) and kind is not bool):
-                raise ValueError(f"{setting.name} must be of type {kind.__name__}, got {value!r}")
+                way = f"; write a list, [{value}]" if kind is tuple and isinstance(value, int) else ""
+                raise ValueError(f"{setting.name} must be of type {kind.__name__}, got {value!r}{way}")
         for name in ("widths", "drops"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         positive = {"epochs": self.epochs, "batch_size": self.batch_size, "lr": self.lr, "test_every": self.test_every}
@@ -108,6 +109,8 @@ class Config:
         for name in ("rotate", "weight_decay", "channels", "validation"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        if not -(2**43) <= self.seed <= 2**44:  # each epoch has a seed of its own, a million times this one
+            raise ValueError(f"seed must be a whole number from -2**43 to 2**44, got {self.seed}")
         if not math.isfinite(self.lr):
             raise ValueError(f"lr must be a number, 0.001 for example, got {self.lr}")
         for name, value in positive.items():

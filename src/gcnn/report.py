@@ -16,7 +16,7 @@ from gcnn.data import Dataset, load
 from gcnn.files import write_file
 from gcnn.groups import GROUPS, p4
 from gcnn.nn import LiftConv
-from gcnn.runs import Run, alike, error_by_angle, group_of, load_run
+from gcnn.runs import Run, alike, error_by_angle, group_of, load_run, names_the_root
 from gcnn.testing import equivariance_error
 
 __all__ = ["report"]
@@ -59,7 +59,9 @@ def report(
         if "test_error" not in run.tested:
             raise ValueError(f"{name} was stopped before its first test; go on with it by --resume")
     first = next(iter(runs.values()))
-    data = load(first.config.data, root or first.config.data_root or None) if data is None else data
+    if data is None:
+        with names_the_root():
+            data = load(first.config.data, root or first.config.data_root or None)
     for name, run in runs.items():
         try:
             run.check_data(data)

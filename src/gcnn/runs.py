@@ -46,6 +46,15 @@ def precision(tf32: bool) -> Iterator[None]:
             backend.allow_tf32 = was
 
 
+@contextmanager
+def names_the_root() -> Iterator[None]:
+    """Says of data that is no longer where a run found it how to name its new place."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{error}; if the files have moved, say where they are with --data-root") from error
+
+
 def make_model(config: Config, classes: int = 10, shape: Sequence[int] = (1, 28, 28)) -> nn.Module:
     """The network that the config names for images of `shape`, freshly drawn from its seed.
 

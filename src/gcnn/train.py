@@ -7,6 +7,7 @@ stopped and resumed ends with the same bits as one that was not (on the CPU). Ne
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
 import json
@@ -15,6 +16,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,7 @@ from gcnn.runs import (
     load_run,
     make_model,
     mean_and_std,
+    names_the_root,
     on_lattice,
     options_of,
     pick_device,
@@ -86,7 +89,9 @@ def train(
     if folder is not None and not resume and rank == 0:
         _check_free(folder)
     device = pick_device(config.device)
-    data = load(config.data, config.data_root or None) if data is None else data
+    if data is None:
+        with names_the_root() if resume else nullcontext():
+            data = load(config.data, config.data_root or None)
     name = data.name
     if progress and rank == 0 and config.data == "pictures":
         print(_counts(data), file=sys.stderr)
@@ -112,6 +117,8 @@ def train(
     }
     model = make_model(config, len(data.classes), meta["shape"])
     _check_takes(model, meta["shape"], config)
+    if world == 1 and (config.batch_size == 1 or len(data.train) % config.batch_size == 1):
+        _check_takes_one(model, meta["shape"], config)
     group = group_of(model)
     if progress and rank == 0:
         if any(isinstance(m, ToHexagonal) for m in model.modules()):
@@ -243,6 +250,18 @@ def _check_takes(model: nn.Module, shape: Sequence[int], config: Config) -> None
         sides = " x ".join(str(n) for n in shape[1:])
         raise ValueError(
             f"{config.model} cannot take images of {sides}: {error}; take larger ones, or another --model"
+        ) from error
+
+
+def _check_takes_one(model: nn.Module, shape: Sequence[int], config: Config) -> None:
+    """Raises a ValueError unless the network learns from one image, which is all that the last batch holds."""
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            copy.deepcopy(model).train()(torch.zeros(1, *shape))  # a copy: its statistics are not to move
+    except ValueError as error:
+        raise ValueError(
+            f"{config.model} cannot learn from one image at a time, and the last batch of an epoch holds one: {error}; choose "
+            f"another --batch-size than {config.batch_size}"
         ) from error
 
 
