@@ -26,7 +26,7 @@ from gcnn.lattice import to_hexagonal
 from gcnn.models import build, save
 from gcnn.recipes import RECIPES
 from gcnn.report import report
-from gcnn.runs import alike, group_of, make_model, on_lattice, pick_device, reestimate_norms
+from gcnn.runs import alike, group_of, make_model, on_lattice, pick_device, read_checkpoint, reestimate_norms
 from gcnn.steps import Inputs, batches, moved, turned
 from gcnn.testing import equivariance_error
 from gcnn.train import Config, DivergedError, error_by_angle, evaluate, load_run, train
@@ -776,7 +776,7 @@ def test_a_run_does_not_go_on_with_other_labels(small: Dataset, tmp_path: Path, 
     other = Dataset("small", Split(small.train.images, small.train.labels.flip(0)), small.test, small.classes)
     with pytest.raises(ValueError, match="was trained with other labels of these images; resume with the same data"):
         train(longer, tmp_path, resume=True, progress=False, data=other)
-    read = module.read_checkpoint
+    read = read_checkpoint
 
     def older(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, meta = read(path)
