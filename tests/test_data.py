@@ -534,6 +534,7 @@ def test_volumes_that_would_be_misread(numbers: Any, words: str, tmp_path: Path)
         ),
         (np.array([0.0, np.nan, 1.0]), "y_train holds nan"),
         (np.array(["cat", "dog", "cat"]), r"v.npz: y_train holds cat \(<U3\); expected whole numbers from 0"),
+        (np.array(["cat", 1, None], object), r"v.npz: y_train holds Python objects; write whole numbers"),
         (np.array([0, -1, 1]), "y_train holds -1"),
         (np.array([0, 10, 20]), r"labels go from 0 to 20, but 17 of the numbers .*never used; number the classes 0, 1, 2"),
         (np.eye(3, dtype=int), "3 volumes in x_train, but 9 labels"),

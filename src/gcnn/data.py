@@ -227,11 +227,8 @@ def volumes(path: str | Path) -> Dataset:
         wanted = [name.format(part) for part in ("train", "test") for name in names]
         if missing := [name for name in wanted if name not in archive]:
             raise ValueError(f"{path}: expected the arrays {', '.join(wanted)}, found {', '.join(archive)}; missing {missing}")
-        try:
-            arrays = {name: archive[name] for name in wanted}
-            classes = tuple(str(c) for c in archive["classes"]) if "classes" in archive else ()
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-            raise ValueError(f"{path} is damaged: {error}; make or fetch it again") from error
+        arrays = {name: _array(path, archive, name) for name in (*wanted, "classes") if name in archive}
+    classes = tuple(str(c) for c in arrays.get("classes", ()))
     parts = []
     for part in ("train", "test"):
         x, y = arrays[names[0].format(part)], arrays[names[1].format(part)].reshape(-1)
@@ -256,6 +253,17 @@ def volumes(path: str | Path) -> Dataset:
             "never used; number the classes 0, 1, 2 and so on, or name them all in an array `classes`"
         )
     return Dataset(path.stem, parts[0], parts[1], classes or tuple(str(i) for i in range(count)))
+
+
+def _array(path: Path, archive: Any, name: str) -> npt.NDArray[Any]:
+    try:
+        return np.asarray(archive[name])
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        if "Object arrays" in str(error):  # reading them would run code
+            raise ValueError(
+                f"{path}: {name} holds Python objects; write whole numbers, .astype(int), or names, .astype(str)"
+            ) from None
+        raise ValueError(f"{path} is damaged: {error}; make or fetch it again") from error
 
 
 def _check_labels(what: str, labels: npt.NDArray[Any], classes: int) -> None:
