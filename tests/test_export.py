@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from common import image, space
-from gcnn import GROUPS, Group, lattice, p4, p4m, p6, p6m
+from gcnn import GROUPS, Group, export, lattice, p4, p4m, p6, p6m
 from gcnn.export import planar, to_onnx
 from gcnn.lattice import to_hexagonal
 from gcnn.models import build
@@ -444,3 +444,56 @@ def test_everything_of_a_plain_network_is_where_the_network_is(group: Group) -> 
     assert planar(net)(x).shape == (2, 3)
     layers = (LiftConv(group, 2, 4, 1), GPool(group, [(0, (0, 1))]), GLayerNorm(group, 4), Restrict(group, part(group)))
     assert planar(nn.Sequential(*layers).to("meta"))(x).device.type == "meta"
+
+
+class Weighed(nn.Module):
+    """A map and a number a channel, in either order."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.mean, self.mix, self.how = GAdaptiveAvgPool(p6m, 1), GConv(p6m, 4, 4, 1), how
+
+    def forward(self, x: Tensor) -> Tensor:
+        s = self.mix(self.mean(x)).sigmoid()
+        return {"s * x": lambda: s * x, "x * s": lambda: x * s, "s + x": lambda: s + x, "x - s": lambda: x - s}[self.how]()
+
+
+@pytest.mark.parametrize("how", ["s * x", "x * s", "s + x", "x - s"])
+@pytest.mark.parametrize("more", [True, False])
+def test_a_number_a_channel_meets_a_hexagonal_map(how: str, more: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(LiftConv(p6m, 1, 4, 3, padding=1), Weighed(how))
+    if more:
+        net.extend([GConv(p6m, 4, 4, 3, padding=1), GBatchNorm(p6m, 4), nn.ReLU(), GConv(p6m, 4, 2, 3, padding=1)])
+    x = torch.randn(2, 1, 9, 9)
+    net(x)
+    y = net.eval()(x)
+    torch.testing.assert_close(planar(net, example=x)(x), y, rtol=1e-5, atol=1e-5)
+    if how == "s * x" and not more:
+        pytest.importorskip("onnxruntime")
+        assert to_onnx(net.train(), tmp_path / "net.onnx", x) < 1e-5
+        assert net.training
+
+
+def test_a_file_is_compared_with_the_network_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxruntime")
+    net, other, x = (build("p4cnn", channels=2), build("p4cnn", channels=2), torch.randn(2, 1, 28, 28))
+    monkeypatch.setattr(export, "planar", lambda model, fold, example: planar(other, fold, example))
+    with pytest.raises(ValueError, match="answers are off by"):
+        to_onnx(net, tmp_path / "net.onnx", x)
+    assert not list(tmp_path.iterdir())
+
+
+class Viewed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lift, self.fc = LiftConv(p4, 3, 4, 3), nn.Linear(4 * 4 * 49, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.fc(torch.relu(self.lift(x)).contiguous().view(x.size(0), -1))
+        return y
+
+
+def test_views_of_maps_that_were_made_contiguous() -> None:
+    net, x = Viewed().eval(), torch.rand(2, 3, 9, 9)
+    torch.testing.assert_close(planar(net, example=x)(x), net(x))

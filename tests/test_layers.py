@@ -597,3 +597,97 @@ def test_results_may_be_changed_in_place(algorithm: Any) -> None:
         nn.Sequential(layer, nn.ReLU(inplace=True))(x).square().sum().backward()
         nn.Sequential(layer, nn.ReLU())(y).square().sum().backward()
         assert torch.equal(x.grad, y.grad)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("layout", ["channels last", "a picture", "contiguous"])
+def test_gradients_of_grouped_filters_for_one_image(layout: str) -> None:
+    torch.manual_seed(0)
+    lift = LiftConv(p4, 4, 4, 3, groups=2, dtype=torch.float64)
+    x = torch.rand(5, 5, 4, dtype=torch.float64).permute(2, 0, 1)[None]
+    if layout != "a picture":
+        x = x.clone(memory_format=torch.channels_last if layout == "channels last" else torch.contiguous_format)
+    parts = [LiftConv(p4, 2, 2, 3, bias=False, dtype=torch.float64) for _ in (0, 1)]
+    for part, filters in zip(parts, lift.weight.detach().chunk(2), strict=True):
+        part.load_state_dict({"weight": filters})
+    torch.cat([part(half.contiguous()) for part, half in zip(parts, x.chunk(2, 1), strict=True)], 1).sin().sum().backward()
+    expected = torch.cat([part.weight.grad for part in parts if part.weight.grad is not None])
+    assert lift.bias is not None
+    torch.nn.init.zeros_(lift.bias)
+    for graph in (False, True):
+        (found,) = torch.autograd.grad(lift(x).sin().sum(), lift.weight, create_graph=graph)
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("group", [p4, p6])
+def test_means_of_many_halves(group: Group, dtype: torch.dtype) -> None:
+    turns = [(s, (0, 0)) for s in range(group.order)]
+    x = torch.full((1, 1, group.order, 25, 25), 1.0 if dtype == torch.bfloat16 else 20_000.0, dtype=dtype)
+    pools = GAvgPool(group, 21, 2), GAvgPool(group, 5, 2, 2, False), GAdaptiveAvgPool(group, 1)
+    for layer in (*pools, GPool(group, turns, "mean")):
+        torch.testing.assert_close(layer(x), layer(x.float()).to(dtype), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", [GLayerNorm, GBatchNorm])
+@pytest.mark.parametrize("training", [True, False])
+def test_what_is_outside_a_hexagon_has_no_part_in_gradients(kind: Any, training: bool) -> None:
+    norm = kind(p6, 4).train(training)
+    for fibre in ((6,), ()):
+        x = mask_outside(p6, torch.rand(2, 4, *fibre, 9, 9), float("nan")).requires_grad_()
+        found = torch.autograd.grad(norm(x).square().sum(), (x, norm.weight, norm.bias))
+        assert all(bool(g.isfinite().all()) for g in found)
+
+
+@pytest.mark.parametrize("factor", [2, 3, 32, 33, 41, 47, 97, 123])
+def test_the_nearest_cell_is_the_nearest(factor: int) -> None:
+    x = torch.arange(16.0).view(1, 1, 4, 2, 2)
+    larger = x.repeat_interleave(factor, -1).repeat_interleave(factor, -2)
+    assert torch.equal(GUpsample(p4, scale_factor=factor)(x), larger)
+    assert torch.equal(GUpsample(p4, size=2 * factor)(x), larger)
+
+
+def test_a_maximum_may_be_minus_infinity_where_the_map_is() -> None:
+    x = torch.randn(1, 1, 4, 3, 3)
+    x[0, 0, 1, 1, 1] = -torch.inf
+    assert torch.equal(GPool(p4, [(0, (0, 0))])(x), x)
+    beside = GPool(p4, [(0, (0, 1))])(x)  # of cells that lie outside nothing is left
+    assert torch.equal(beside[0, 0, 0, :, :2], x[0, 0, 0, :, 1:])
+    assert not beside[0, 0, 0, :, 2].any()
+
+
+@pytest.mark.parametrize("layer", [GPool(p4, [(s, (0, 0)) for s in range(4)]), GMaxPool(p6, 3, 1, 1), CosetPool(p6)])
+def test_equal_numbers_share_the_gradient_of_their_maximum(layer: Any) -> None:
+    x = mask_outside(layer.group, torch.ones(1, 1, layer.group.order, 5, 5)).requires_grad_()
+    found = mask_outside(layer.group, torch.autograd.grad(layer(x).sum(), x)[0])
+    for h in range(layer.group.order):
+        torch.testing.assert_close(act(layer.group, h, found), found)
+
+
+def test_norms_without_a_bias() -> None:
+    for group in (p4, p6):
+        norm, x = GBatchNorm(group, 3, bias=False), torch.randn(2, 3, group.order, 5, 5)
+        assert [name for name, _ in norm.named_parameters()] == ["weight"]
+        for each in (x, x[:, :, 0]):
+            torch.testing.assert_close(norm(each), GBatchNorm(group, 3)(each))
+
+
+@pytest.mark.parametrize("group", [p4, p6])
+def test_one_value_has_no_variance(group: Group) -> None:
+    for x in (torch.ones(1, 1, 1, 1), torch.ones(1, 1, 1, 1, 1)):
+        with pytest.raises(ValueError, match=r"[Oo]ne value a channel|more than 1 value per channel"):
+            GBatchNorm(group, 1)(x)
+
+
+@pytest.mark.parametrize("layer", [GConv(p4, 2, 4, 3), GConvTranspose(p4, 2, 4, 3), GLinear(p4, 2, 4)])
+def test_weights_that_are_computed_are_computed_once_a_call(layer: nn.Module) -> None:
+    calls = []
+
+    class Counted(nn.Module):
+        def forward(self, weight: Tensor) -> Tensor:
+            calls.append(1)
+            return weight
+
+    nn.utils.parametrize.register_parametrization(layer, "weight", Counted())
+    calls.clear()
+    layer(torch.rand(1, 2, 4) if isinstance(layer, GLinear) else torch.rand(1, 2, 4, 5, 5))
+    assert len(calls) == 1

@@ -585,3 +585,17 @@ def test_bytes_are_refused_with_the_way_out() -> None:
         ValueError, match=r"LiftConv\(p4, 1 -> 2\): expected floating point numbers, got torch.uint8; use x.float"
     ):
         LiftConv(p4, 1, 2, 3)(torch.zeros(1, 1, 5, 5, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])
+def test_statistics_do_not_follow_the_default_dtype(default: torch.dtype) -> None:
+    x = (torch.randn(4, 3, 4, 8, 8, dtype=torch.float64) + 5).bfloat16()
+    norm = GBatchNorm(p4, 3, momentum=1.0, dtype=torch.float32)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        norm(x)
+    finally:
+        torch.set_default_dtype(before)
+    assert norm.running_mean is not None
+    torch.testing.assert_close(norm.running_mean, x.double().mean((0, 2, 3, 4)).float())

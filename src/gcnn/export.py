@@ -49,14 +49,10 @@ def planar(model: nn.Module, fold: bool = False, example: Tensor | tuple[Tensor,
     """
     if isinstance(model, GModule | GBatchNorm):  # one layer
         model = nn.Sequential(model).train(model.training)
-    modes = {m: m.training for m in model.modules()}
-    try:
-        graph, ranks = _traced(model.eval()), {}
+    with _in_eval(model):
+        graph, ranks = _traced(model), {}
         if example is not None:
             ranks = _ranks(fx.GraphModule(model, graph), example if isinstance(example, tuple) else (example,))
-    finally:
-        for m, mode in modes.items():
-            m.training = mode
     with torch.no_grad():
         made = Planar(model, graph, ranks).build()
         return _folded(made) if fold else made
@@ -82,8 +78,10 @@ def to_onnx(model: nn.Module, path: str | Path, example: Tensor, tolerance: floa
         raise FileExistsError(f"to_onnx: {path} is there already; choose another name, or overwrite=True")
     if {p.dtype for p in model.parameters()} | {example.dtype} != {torch.float32}:
         raise ValueError("to_onnx: expected a float32 network and example, which every runtime has; use .float()")
-    plain, example = planar(model, fold=True, example=example.to(next(model.parameters()).device)).cpu(), example.detach().cpu()
-    expected = plain(example)
+    there = example.detach().to(next(model.parameters()).device)
+    plain, example = planar(model, fold=True, example=there).cpu(), example.detach().cpu()
+    with torch.no_grad(), _in_eval(model):
+        expected = model(there)
     if not isinstance(expected, Tensor):
         raise ValueError(f"to_onnx: expected a network that returns one tensor, got {type(expected).__name__}")
     two = example if len(example) > 1 else example.repeat(2, *(1,) * (example.ndim - 1))  # one alone would be fixed
@@ -97,7 +95,7 @@ def to_onnx(model: nn.Module, path: str | Path, example: Tensor, tolerance: floa
         content = _with_batch_called("N", written.model_proto).SerializeToString()
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     found = torch.from_numpy(session.run(None, {session.get_inputs()[0].name: example.numpy()})[0])
-    error = float((found - expected.detach()).abs().max() / expected.detach().abs().max().clamp(min=1e-30))
+    error = float((found - expected.cpu()).abs().max() / expected.abs().max().clamp(min=1e-30))
     if not error <= tolerance:
         raise ValueError(f"to_onnx: the file's answers are off by {error:.1e}, more than {tolerance:.1e}; nothing was written")
     write_file(path, content)
@@ -112,6 +110,18 @@ def _with_batch_called(name: str, file: Any) -> Any:
             if size.dim_param == theirs:
                 size.dim_param = name
     return file
+
+
+@contextmanager
+def _in_eval(model: nn.Module) -> Iterator[None]:
+    """With the network in eval mode; afterwards each part is in its own again."""
+    modes = {m: m.training for m in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for m, mode in modes.items():
+            m.training = mode
 
 
 @contextmanager

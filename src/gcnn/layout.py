@@ -21,11 +21,11 @@ NARROW = 64  # planes, up to which exact convolutions on a GPU are faster with c
 
 def to_planes(x: Tensor, dim: int, groups: int = 1) -> Tensor:
     """A map (N, K, S, *X) as planes (N, S K, *X), for a grouped convolution group by group; an image (N, K, *X) as it is."""
-    if x.ndim == dim + 2:
-        return x
     if groups == 1:
-        return x.transpose(1, 2).flatten(1, 2)
-    return x.unflatten(1, (groups, -1)).transpose(2, 3).flatten(1, 3)
+        return x if x.ndim == dim + 2 else x.transpose(1, 2).flatten(1, 2)
+    planes = x if x.ndim == dim + 2 else x.unflatten(1, (groups, -1)).transpose(2, 3).flatten(1, 3)
+    # of one sample the first stride may be anything, and torch's gradient of grouped filters is wrong for some (seen in 2.13)
+    return planes.contiguous() if len(planes) == 1 else planes
 
 
 def from_planes(planes: Tensor, elements: int, groups: int = 1) -> Tensor:

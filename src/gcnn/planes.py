@@ -46,6 +46,10 @@ from gcnn.pointwise import (
     POINTWISE_METHODS,
     POINTWISE_MODULES,
 )
+from gcnn.pooling import torch_mode
+
+# zero where one of two is, however large the other
+PRODUCTS: set[Any] = {torch.mul, operator.mul, operator.imul, "mul", "mul_"}
 
 
 class Planar(NewGraph):
@@ -116,14 +120,20 @@ class Planar(NewGraph):
         kinds = {(v.elements, v.channels) for v in inputs}
         alone = len(inputs) == 1 or (bool(inputs) and inputs[0].channels is not None)
         if not pointwise or len(kinds) != 1 or not alone or inputs[0].elements is None:
-            return self._proxy(self.graph.node_copy(node, lambda n: self._settled(n).node))
+            made = self.graph.node_copy(node, lambda n: self._settled(n).node)
+            if (node.op, node.target) == ("call_method", "view") and not isinstance(node.args[1], torch.dtype):
+                made.target = "reshape"  # the axes of a map do not lie in memory as they did
+            return self._proxy(made)
         tensors = all(isinstance(a, fx.Node) for a in node.args[:2])
-        keeps = alike(inputs) and (node.target in KEEP_ZERO or (node.target in KEEP_ZERO_OF_TWO and tensors))
+        one_size = len({v.like or v.x.node for v in inputs}) == 1
+        keeps_two = node.target in KEEP_ZERO_OF_TWO and tensors and (one_size or node.target in PRODUCTS)
+        keeps = alike(inputs) and (node.target in KEEP_ZERO or keeps_two)
         if not keeps:
             inputs = [self._clean(v) for v in inputs]
         nodes = {n: v.x.node for n, v in zip(node.all_input_nodes, inputs, strict=True)}
         y = self._proxy(self.graph.node_copy(node, lambda n: nodes[n]))
-        found = inputs[0].into(y, lattice=inputs[0].lattice if keeps else None, clean=keeps and all(v.clean for v in inputs))
+        lattice = inputs[0].lattice if keeps else None
+        found = inputs[0].into(y, one_size, lattice=lattice, clean=keeps and all(v.clean for v in inputs))
         if node.target in IN_PLACE or node.kwargs.get("inplace"):  # what is cleared is a copy
             self.values[node.all_input_nodes[0]] = found
         return found
@@ -379,7 +389,10 @@ class Planar(NewGraph):
             ]
             rows.append(functools.reduce(how, [by_element[cut] for cut in cuts]))
         y = torch.stack(rows, 1).flatten(1, 2)
-        y = y.masked_fill(y == -torch.inf, 0.0) if module.reduce == "max" else y / len(module.domain)
+        if module.reduce == "mean":
+            y = y / len(module.domain)
+        elif all(any(offset) for _, offset in reads[0]):  # a cell may see nothing of the map, not even itself
+            y = y.masked_fill(y == -torch.inf, 0.0)
         return v.into(y, elements=group.order, lattice=None if group.fills_box else group, clean=False)
 
     def _same(self, name: str, module: nn.Module, v: Value) -> Value:
@@ -468,4 +481,4 @@ def _keeps_size(module: Any) -> bool:
 
 
 def _mode(module: GUpsample | UpsampleTo) -> str:
-    return module.mode if module.mode == "nearest" else ("linear", "bilinear", "trilinear")[module.group.dim - 1]
+    return torch_mode(module.mode, module.group.dim, max(getattr(module, "scale_factor", None) or (1,)))

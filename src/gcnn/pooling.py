@@ -117,7 +117,18 @@ def planned_pool(group: Group, x: Tensor, plan: Plan, reduce: Reduce = "max") ->
         windows = [_window(x[:, :, a], start, size, (1,) * group.dim) for a, start in starts]
         rows.append(_fold(windows, reduce, len(read)))  # (N, K, *X)
     y = torch.stack(rows, 2)
-    return mask_outside(group, y.masked_fill(y == -torch.inf, 0.0) if reduce == "max" else y)
+    if reduce == "max":
+        y = torch.where(_reached(group, plan, size, x.device), y, 0.0)
+    return mask_outside(group, y)
+
+
+def _reached(group: Group, plan: Plan, size: Sequence[int], device: torch.device) -> Tensor:
+    """(S, *X): whether a cell's domain has a part inside the map."""
+    reach, reads = plan
+    inside = F.pad(domain_mask(group, size, device), [r for r in reversed(reach) for _ in (0, 1)])
+    shifts = [[[r + o for r, o in zip(reach, offset, strict=True)] for _, offset in read] for read in reads]
+    rows = [[_window(inside, start, size, (1,) * group.dim) for start in starts] for starts in shifts]
+    return torch.stack([torch.stack(windows).any(0) for windows in rows])
 
 
 def max_pool(
@@ -186,8 +197,8 @@ def avg_pool(
 
     y = on_planes(group, x, mean)
     if not count_include_pad:
-        ones = _windows(group, torch.ones_like(x[:1, :1]), taps, kernel_size, stride, padding, 1, 0.0)
-        y = y / _fold(ones, "mean", len(taps)).clamp(min=1 / len(taps))
+        ones = _windows(group, fine(torch.ones_like(x[:1, :1])), taps, kernel_size, stride, padding, 1, 0.0)
+        y = (y / _fold(ones, "mean", len(taps)).clamp(min=1 / len(taps))).to(x.dtype)
     return mask_outside(group, y)
 
 
@@ -216,7 +227,9 @@ def adaptive_avg_pool(group: Group, x: Tensor, output_size: Size | None) -> Tens
                 f"{tuple(sorted(hexagonal))}, got {output}"
             )
         mask = domain_mask(group, x.shape[-group.dim :], x.device)
-        x = mask_outside(group, x) * (mask.numel() / mask.sum().to(torch.promote_types(x.dtype, torch.float32))).to(x.dtype)
+        numbers = fine(mask_outside(group, x))
+        whole = on_planes(group, numbers, lambda planes: pooling(planes, output))  # zeros outside count, so it is too small
+        return (whole * (mask.numel() / mask.sum().to(numbers.dtype))).to(x.dtype)
     return on_planes(group, x, lambda planes: pooling(planes, output if group.dim > 1 else output[0]))
 
 
@@ -245,7 +258,6 @@ def upsample(
         if value is not None:
             check_axes(group, f"upsample: {name}", as_tuple(group, value, name))
     if group.fills_box:
-        mode_of_torch = mode if mode == "nearest" else ("linear", "bilinear", "trilinear")[group.dim - 1]
         shape = x.shape[-group.dim :]
         if size is None:
             target = [n * k for n, k in zip(shape, as_tuple(group, scale_factor, "scale_factor"), strict=True)]
@@ -256,7 +268,8 @@ def upsample(
                 f"upsample: nearest neighbours from {tuple(shape)} to {tuple(target)} favour one side; "
                 'use a multiple of the size, or mode="linear"'
             )
-        return on_planes(group, x, lambda planes: F.interpolate(planes, target, mode=mode_of_torch, align_corners=align_corners))
+        theirs = torch_mode(mode, group.dim, max((m // n for m, n in zip(target, shape, strict=True) if n), default=1))
+        return on_planes(group, x, lambda planes: F.interpolate(planes, target, mode=theirs, align_corners=align_corners))
     if mode != "linear" or scale_factor is None or align_corners is not None:
         raise ValueError(
             f'upsample: on the hexagonal lattice of {group.name} give a scale_factor and mode="linear" alone; '
@@ -268,6 +281,13 @@ def upsample(
     single = mask_outside(group, x).flatten(0, -group.dim - 1)[:, None]  # (N K S, 1, *X)
     y = spread(single, kernel[None, None], stride=scale, padding=[k - 1 for k in scale])
     return mask_outside(group, y[:, 0].unflatten(0, x.shape[: -group.dim]))
+
+
+def torch_mode(mode: str, dim: int, factor: float) -> str:
+    """What torch calls a way to enlarge by a factor; its "nearest" rounds 1 / 41 and others down, and misses cells."""
+    if mode == "nearest":
+        return "nearest" if factor <= 32 else "nearest-exact"
+    return ("linear", "bilinear", "trilinear")[dim - 1]
 
 
 def check_mode(mode: str) -> None:
@@ -341,10 +361,17 @@ def _reduce(x: Tensor, axis: int, reduce: Reduce) -> Tensor:
 
 
 def _fold(windows: list[Tensor], reduce: Reduce, count: int = 1) -> Tensor:
-    y = windows[0]
+    if reduce == "max":
+        return windows[0] if len(windows) == 1 else torch.stack(windows).amax(0)  # see `_reduce`
+    y = fine(windows[0])
     for w in windows[1:]:
-        y = torch.maximum(y, w) if reduce == "max" else y + w
-    return y if reduce == "max" else y / count
+        y = y + w
+    return (y / count).to(windows[0].dtype)
+
+
+def fine(x: Tensor) -> Tensor:
+    """Numbers in which many can be added: half precision has too few digits."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _window(x: Tensor, start: Sequence[int], size: Sequence[int], step: Sequence[int]) -> Tensor:

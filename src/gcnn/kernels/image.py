@@ -51,7 +51,7 @@ def bank_gradient(
     block_c, block_t = (max(16, triton.next_power_of_2(n)) for n in (min(channels, 64), columns))
     tiles = triton.cdiv(channels, block_c)
     each = triton.cdiv(triton.cdiv(points, max(1, PROGRAMS // tiles)), 64) * 64
-    sums = torch.empty(triton.cdiv(points, each), channels, columns, device=dy.device)
+    sums = torch.empty(triton.cdiv(points, each), channels, columns, dtype=torch.float32, device=dy.device)
     precision = _exact(dy.device) if dy.dtype == torch.float32 and not allows_tf32() else "tf32"
     if sums.numel():
         _bank_gradient[(len(sums), tiles)](

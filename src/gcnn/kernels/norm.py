@@ -75,7 +75,7 @@ class _TiedNorm(torch.autograd.Function):
         stats: Any = torch.batch_norm_update_stats
         sums: Any = (None, None)
         if x.dtype in (torch.float16, torch.bfloat16):  # torch takes the dtype of its sums from these
-            sums = torch.zeros(2, rows.shape[1], device=x.device)
+            sums = torch.zeros(2, rows.shape[1], dtype=torch.float32, device=x.device)
         means, variances = stats(rows, *sums, 0.0)
         between, mean = torch.var_mean(means.view(-1, k), 0, correction=0)  # (S K or W S K,) to (K,)
         var = variances.view(-1, k).mean(0).add_(between)

@@ -102,12 +102,13 @@ class _Filters(GModule):
 
     def _bank(self, x: Tensor | None = None) -> Tensor:
         """The planar bank (S K_out, S_in K_in, *n) of the present weight, in the form that is fast for `x`."""
-        form = () if x is None else fast_form(self.group, x, self.weight)
-        return transform_filter(self.group, self.weight, self.kernel_size, self.stabilizer, self._tables(), self.groups, *form)
+        weight: Tensor = self.weight  # read once: a parametrization may compute it, and draw random numbers
+        form = () if x is None else fast_form(self.group, x, weight)
+        tables = self._tables(weight)
+        return transform_filter(self.group, weight, self.kernel_size, self.stabilizer, tables, self.groups, *form)
 
-    def _tables(self) -> Tables:
+    def _tables(self, weight: Tensor) -> Tables:
         """The index tables where the present weight is; functional_call and replicas bring weights from elsewhere."""
-        weight: Tensor = self.weight
         if self.tables[0].device != weight.device:
             return self._tables_on(weight.device)
         table, inverse, forth, _ = self.tables
@@ -257,10 +258,11 @@ class GConv(_Filters):
             both = [p for p in reversed(padding) for _ in (0, 1)]
             x = on_planes(self.group, x, lambda planes: F.pad(planes, both, mode=self.padding_mode))
             padding = (0,) * self.group.dim
+        weight: Tensor = self.weight
         return correlate(
             self.group,
             x,
-            self.weight,
+            weight,
             self.bias,
             self.kernel_size,
             self.stride,
@@ -268,7 +270,7 @@ class GConv(_Filters):
             self.dilation,
             self.groups,
             self.stabilizer,
-            self._tables(),
+            self._tables(weight),
             self.algorithm,
         )
 
@@ -398,8 +400,10 @@ class GLinear(_Filters):
                 "take a mean or maximum over space first, and maps over cosets to the group by GConv(stabilizer=...)"
             )
         maps = x.reshape(-1, *x.shape[-2:], *(1,) * self.group.dim)  # (points, K_in, S, 1, ...)
-        if choose(self.group, maps, self.weight, self.algorithm) == "fourier":
-            y = correlate(self.group, maps, self.weight, self.bias, self.kernel_size, algorithm="fourier")
+        weight: Tensor = self.weight
+        if choose(self.group, maps, weight, self.algorithm) == "fourier":
+            y = correlate(self.group, maps, weight, self.bias, self.kernel_size, algorithm="fourier")
             return y.view(*x.shape[:-2], self.out_channels, self.group.order)
-        y = F.linear(x.mT.flatten(-2), self._bank().flatten(1), spread(self.bias, self.group.order))  # (..., S K_out)
+        bank = transform_filter(self.group, weight, self.kernel_size, self.stabilizer, self._tables(weight))
+        y = F.linear(x.mT.flatten(-2), bank.flatten(1), spread(self.bias, self.group.order))  # (..., S K_out)
         return y.unflatten(-1, (self.group.order, self.out_channels)).mT

@@ -41,9 +41,12 @@ class GBatchNorm(nn.modules.batchnorm._BatchNorm):
         track_running_stats: bool = True,
         device: Device = None,
         dtype: torch.dtype | None = None,
+        bias: bool = True,
     ) -> None:
         check_group("GBatchNorm", group)
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype)
+        if not bias:  # torch's own argument since 2.13, after the others
+            self.register_parameter("bias", None)
         self.group = group
         self.sync = False
 
@@ -62,6 +65,8 @@ class GBatchNorm(nn.modules.batchnorm._BatchNorm):
         hexagonal = not self.group.fills_box and x.ndim > 3
         by_batch = self.training or (self.running_mean is None and self.running_var is None)
         together = self.sync and self.training and dist.is_available() and dist.is_initialized()
+        if hexagonal and not by_batch:  # what is outside may be anything, and its part in the gradients must be none
+            x = mask_outside(self.group, x)
         if by_batch and (together or (hexagonal and x.numel())):  # every process must take part, one without images too
             on_group = hexagonal and not together and x.ndim == self.group.dim + 3
             domain = kept_domain(self.group, x.shape[3:], x) if on_group else None
@@ -129,7 +134,10 @@ class GBatchNorm(nn.modules.batchnorm._BatchNorm):
             mask = domain_mask(self.group, x.shape[-self.group.dim :], x.device)
             count = count // mask.numel() * mask.sum()
         total = torch.cat([_sum_by_channel(inside), count.reshape(1).to(inside.dtype)])
-        total = _over_processes(total) if together else total
+        if together:
+            total = _over_processes(total)
+        else:
+            self._check_count(x, x.numel() // x.shape[1])  # a domain of more cells than one has seven
         count = total[-1].detach()
         mean = total[:-1] / count
         centred = inside - mean.reshape(channel)
@@ -141,8 +149,10 @@ class GBatchNorm(nn.modules.batchnorm._BatchNorm):
             with torch.no_grad():
                 follow(running, mean, var * (count / (count - 1).clamp(min=1)), rate)
         y = centred * (var + self.eps).rsqrt().reshape(channel)
-        if self.affine:
-            y = y * self.weight.reshape(channel) + self.bias.reshape(channel)
+        if self.weight is not None:
+            y = y * self.weight.reshape(channel)
+        if self.bias is not None:
+            y = y + self.bias.reshape(channel)
         y = y.to(x.dtype)
         return mask_outside(self.group, y) if hexagonal else y
 
@@ -193,6 +203,7 @@ class GLayerNorm(GModule):
         """`x` normalised at each place."""
         _check_norm_input("GLayerNorm", self.group, self.num_channels, x)
         spatial = x.ndim != 3 or self.group.dim == 1
+        x = mask_outside(self.group, x) if spatial else x
         fibre = (1,) if spatial and x.ndim == self.group.dim + 2 else (1, 2)
         fine = x.to(torch.promote_types(x.dtype, torch.float32))  # squares overflow in half precision
         var, mean = torch.var_mean(fine, fibre, correction=0, keepdim=True)
