@@ -592,7 +592,14 @@ def test_dense_filters_can_be_taken_over(group: Group) -> None:
 @pytest.mark.parametrize("algorithm", ["planar", "fourier"])
 def test_results_may_be_changed_in_place(algorithm: Any) -> None:
     torch.manual_seed(0)
-    for layer in (GConv(p4m, 2, 2, 3, padding=1, algorithm=algorithm), GBatchNorm(p4m, 2), GConvTranspose(p4m, 2, 2, 3)):
+    pools = CosetPool(p4m), CosetPool(p4m, p4m.subgroup(1)), GPool(p4m, [(0, (0, 0)), (1, (0, 1))])
+    for layer in (
+        GConv(p4m, 2, 2, 3, padding=1, algorithm=algorithm),
+        GBatchNorm(p4m, 2),
+        GConvTranspose(p4m, 2, 2, 3),
+        GMaxPool(p4m, 2),
+        *pools,
+    ):
         x, y = (torch.randn(2, 2, 8, 5, 5, generator=torch.Generator().manual_seed(1)).requires_grad_() for _ in (0, 1))
         nn.Sequential(layer, nn.ReLU(inplace=True))(x).square().sum().backward()
         nn.Sequential(layer, nn.ReLU())(y).square().sum().backward()

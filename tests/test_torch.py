@@ -585,6 +585,10 @@ def test_bytes_are_refused_with_the_way_out() -> None:
         ValueError, match=r"LiftConv\(p4, 1 -> 2\): expected floating point numbers, got torch.uint8; use x.float"
     ):
         LiftConv(p4, 1, 2, 3)(torch.zeros(1, 1, 5, 5, dtype=torch.uint8))
+    with pytest.raises(ValueError, match=r"expected floating point numbers, got torch.int64"):
+        GLinear(p4, 1, 2)(torch.zeros(1, 1, 4, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"expected floating point numbers, got torch.int64"):
+        GPool(p4, [(0, (0, 0))])(torch.zeros(1, 1, 4, 3, 3, dtype=torch.int64))
 
 
 @pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])

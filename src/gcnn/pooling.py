@@ -107,6 +107,8 @@ def planned_pool(group: Group, x: Tensor, plan: Plan, reduce: Reduce = "max") ->
     check_reduce(reduce)
     if not is_map(group, x, None, "pool"):
         raise ValueError(f"pool: expected a map on {group.name}, {shape_text(group, 'K')}, got {tuple(x.shape)}")
+    if not x.is_floating_point():
+        raise ValueError(f"pool: expected floating point numbers, got {x.dtype}; use x.float()")
     reach, reads = plan
     size = x.shape[-group.dim :]
     fill = -torch.inf if reduce == "max" else 0.0
@@ -356,8 +358,10 @@ def on_planes(group: Group, x: Tensor, operation: Any) -> Tensor:
 
 
 def _reduce(x: Tensor, axis: int, reduce: Reduce) -> Tensor:
-    # amax shares the gradient among equal values, so that backward is equivariant too
-    return x.amax(axis) if reduce == "max" else x.mean(axis)
+    # amax shares the gradient among equal values, so that backward is equivariant too; it reads its result there, and what
+    # comes next may change that in place
+    y = x.amax(axis) if reduce == "max" else x.mean(axis)
+    return y.clone() if reduce == "max" and y.requires_grad else y
 
 
 def _fold(windows: list[Tensor], reduce: Reduce, count: int = 1) -> Tensor:

@@ -399,6 +399,8 @@ class GLinear(_Filters):
                 f"{self._label()}: expected input (..., {self.in_channels}, {self.group.order}), got {tuple(x.shape)}; "
                 "take a mean or maximum over space first, and maps over cosets to the group by GConv(stabilizer=...)"
             )
+        if not x.is_floating_point():
+            raise ValueError(f"{self._label()}: expected floating point numbers, got {x.dtype}; use x.float()")
         maps = x.reshape(-1, *x.shape[-2:], *(1,) * self.group.dim)  # (points, K_in, S, 1, ...)
         weight: Tensor = self.weight
         if choose(self.group, maps, weight, self.algorithm) == "fourier":
