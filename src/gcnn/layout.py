@@ -25,7 +25,7 @@ def to_planes(x: Tensor, dim: int, groups: int = 1) -> Tensor:
         return x if x.ndim == dim + 2 else x.transpose(1, 2).flatten(1, 2)
     planes = x if x.ndim == dim + 2 else x.unflatten(1, (groups, -1)).transpose(2, 3).flatten(1, 3)
     # of one sample the first stride may be anything, and torch's gradient of grouped filters is wrong for some (seen in 2.13)
-    return planes.contiguous() if len(planes) == 1 else planes
+    return planes.contiguous() if not torch.compiler.is_compiling() and len(planes) == 1 else planes
 
 
 def from_planes(planes: Tensor, elements: int, groups: int = 1) -> Tensor:

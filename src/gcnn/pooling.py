@@ -18,7 +18,7 @@ from gcnn.checks import Size, as_tuple, check_axes, check_reduce, is_map, shape_
 from gcnn.groups import Group, Subgroup
 from gcnn.indices import check_support, doubled_coordinates, support
 from gcnn.lattice import domain_mask, mask_outside
-from gcnn.layout import from_planes, to_planes
+from gcnn.layout import from_planes, to_planes, traced
 
 Reduce = Literal["max", "mean"]
 Members = list[list[int]]
@@ -262,15 +262,18 @@ def upsample(
     if group.fills_box:
         shape = x.shape[-group.dim :]
         if size is None:
-            target = [n * k for n, k in zip(shape, as_tuple(group, scale_factor, "scale_factor"), strict=True)]
+            factors = as_tuple(group, scale_factor, "scale_factor")
+            target = [n * k for n, k in zip(shape, factors, strict=True)]
         else:
-            target = list(as_tuple(group, size, "size"))
-        if size is not None and mode == "nearest" and any(m % n for m, n in zip(target, shape, strict=True)):
-            raise ValueError(
-                f"upsample: nearest neighbours from {tuple(shape)} to {tuple(target)} favour one side; "
-                'use a multiple of the size, or mode="linear"'
-            )
-        theirs = torch_mode(mode, group.dim, max((m // n for m, n in zip(target, shape, strict=True) if n), default=1))
+            target, factors = list(as_tuple(group, size, "size")), (1,)
+        if size is not None and mode == "nearest":
+            if any(m % n for m, n in zip(target, shape, strict=True)):
+                raise ValueError(
+                    f"upsample: nearest neighbours from {tuple(shape)} to {tuple(target)} favour one side; "
+                    'use a multiple of the size, or mode="linear"'
+                )
+            factors = tuple(m // n for m, n in zip(target, shape, strict=True))
+        theirs = torch_mode(mode, group.dim, max(factors))
         return on_planes(group, x, lambda planes: F.interpolate(planes, target, mode=theirs, align_corners=align_corners))
     if mode != "linear" or scale_factor is None or align_corners is not None:
         raise ValueError(
@@ -361,12 +364,15 @@ def _reduce(x: Tensor, axis: int, reduce: Reduce) -> Tensor:
     # amax shares the gradient among equal values, so that backward is equivariant too; it reads its result there, and what
     # comes next may change that in place
     y = x.amax(axis) if reduce == "max" else x.mean(axis)
-    return y.clone() if reduce == "max" and y.requires_grad else y
+    return y.clone() if reduce == "max" and y.requires_grad and not traced() else y
 
 
 def _fold(windows: list[Tensor], reduce: Reduce, count: int = 1) -> Tensor:
+    if len(windows) > 1 and reduce == "max":  # amax for the reason of `_reduce`, in the order in which they lie in memory
+        last = -1 if windows[0].stride(1) == 1 else 1
+        return torch.stack([w.movedim(1, last) for w in windows]).amax(0).movedim(last, 1)
     if reduce == "max":
-        return windows[0] if len(windows) == 1 else torch.stack(windows).amax(0)  # see `_reduce`
+        return windows[0]
     y = fine(windows[0])
     for w in windows[1:]:
         y = y + w
