@@ -22,16 +22,15 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from gcnn import O
 from gcnn.data import Dataset, Split, load
 from gcnn.functional import act
-from gcnn.models.cnn import ToHexagonal
 from gcnn.recipes import RECIPES
-from gcnn.runs import Run, evaluate, group_of, precision
+from gcnn.runs import Run, evaluate, group_of, on_lattice, precision
 from gcnn.testing import equivariance_error
 from gcnn.train import Config, train
 
@@ -50,10 +49,7 @@ def machine(commit: str) -> dict[str, str]:
 def change_under_group(run: Run, data: Dataset) -> float:
     """How much the logits change when the input is moved by the group, relatively; without TF32 and in float32."""
     group, device = group_of(run.model), next(run.model.parameters()).device
-    x, model = (data.test.images[:16].to(device).float() - run.mean) / run.std, run.model
-    first, *rest = model.children()
-    if isinstance(first, ToHexagonal):  # pixels do not turn by 60 degrees; what comes after them does
-        x, model = first(x), nn.Sequential(*rest)
+    model, x = on_lattice(run.model, (data.test.images[:16].to(device).float() - run.mean) / run.std)
     with precision(tf32=False):
         return equivariance_error(model, group, x)
 

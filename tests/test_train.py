@@ -925,6 +925,13 @@ def test_images_that_a_network_cannot_take(small: Dataset, tmp_path: Path) -> No
     with pytest.raises(ValueError, match=r"p4cnn cannot take images of 6 x 6: .*; take larger ones, or another --model"):
         train(TINY, tmp_path / "run", progress=False, data=Dataset("small", cut[0], cut[1], small.classes))
     assert not (tmp_path / "run").exists()
+    large = [Split(split.images.repeat(1, 1, 4, 4), split.labels) for split in (small.train, small.test)]
+    for model, words in (
+        ("p4cnn", "29 hexagonal cells across would see less than every other pixel"),
+        ("hex-resnet26", "a part of"),
+    ):
+        with pytest.raises(ValueError, match=f"{model} cannot take images of 112 x 112: .*{words}.*; take smaller ones"):
+            train(Config(model=model, group="p6"), progress=False, data=Dataset("small", large[0], large[1], small.classes))
     assert Config(model="densenet").model == "densenet121"
     with pytest.raises(ValueError, match="digit-resnet takes no invariant: its head is invariant as it is"):
         train(Config(model="digit-resnet", invariant=True), progress=False, data=small)

@@ -243,11 +243,19 @@ def _holds_settings(path: Path) -> bool:
 
 def _check_takes(model: nn.Module, shape: Sequence[int], config: Config) -> None:
     """Raises a ValueError unless the network takes an image of this shape."""
+    sides = " x ".join(str(n) for n in shape[1:])
+    for m in model.modules():
+        if isinstance(m, ToHexagonal):
+            try:
+                m.check(shape[1], shape[2])
+            except ValueError as error:
+                raise ValueError(
+                    f"{config.model} cannot take images of {sides}: {error}; take smaller ones, or a --model such as resnet18"
+                ) from error
     try:
         with torch.no_grad():
             model.eval()(torch.zeros(1, *shape))
     except (RuntimeError, ValueError) as error:
-        sides = " x ".join(str(n) for n in shape[1:])
         raise ValueError(
             f"{config.model} cannot take images of {sides}: {error}; take larger ones, or another --model"
         ) from error

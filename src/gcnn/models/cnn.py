@@ -7,7 +7,7 @@ import math
 from torch import Tensor, nn
 
 from gcnn.groups import Group
-from gcnn.lattice import to_hexagonal
+from gcnn.lattice import ROW, to_hexagonal
 from gcnn.nn import CosetPool, GBatchNorm, GConv, GMaxPool, LiftConv
 
 HEXAGONAL_SIZE = 29  # 29 cells go through the same seven layers as 28 pixels, with hexagonal windows
@@ -23,6 +23,12 @@ class ToHexagonal(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The images on the lattice, (N, K, size, size)."""
         return to_hexagonal(x, self.size, self.spacing)
+
+    def check(self, height: int, width: int) -> None:
+        """Raises a ValueError for images of which the lattice leaves out a large part."""
+        if max(height / ROW, width) > (self.size - 1) * (self.spacing or 2) + 3:
+            seen = "a part of the image" if self.spacing else "less than every other pixel"
+            raise ValueError(f"its {self.size} hexagonal cells across would see {seen}")
 
 
 class MaxOverSpace(nn.Module):
