@@ -484,6 +484,16 @@ def test_a_file_is_compared_with_the_network_itself(tmp_path: Path, monkeypatch:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("group", [p4, p6])
+@pytest.mark.parametrize("fold", [True, False])
+def test_norms_without_a_bias(group: Group, fold: bool) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(LiftConv(group, 1, 2, 3, padding=1), GBatchNorm(group, 2, bias=False), nn.ReLU())
+    x = torch.randn(3, 1, 7, 7)
+    net(x)
+    torch.testing.assert_close(planar(net.eval(), fold)(x), net(x))
+
+
 class Viewed(nn.Module):
     def __init__(self) -> None:
         super().__init__()

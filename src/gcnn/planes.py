@@ -215,15 +215,16 @@ class Planar(NewGraph):
         if module.running_mean is None or module.running_var is None:
             raise ValueError(f"planar: {name} ({module}) has no running statistics to fold: set track_running_stats")
         v = self._masked(name, module, v)
-        numbers = (module.running_mean, module.running_var, *((module.weight, module.bias) if module.affine else (None, None)))
+        numbers = (module.running_mean, module.running_var, module.weight, module.bias)
         if v.elements is None:  # an image, or a map that something else made, with channels along axis 1
             constants: list[Any] = [None if n is None else self._constant(n) for n in numbers]
             return v.into(self._function(F.batch_norm, v.x, *constants, eps=module.eps))
         kind: Any = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[module.group.dim - 1]
         made = kind(module.num_features * v.elements, module.eps, affine=module.affine)
         made.running_mean, made.running_var = (plain(spread(n, v.elements)) for n in numbers[:2])
-        if module.affine:
-            made.weight, made.bias = (nn.Parameter(plain(spread(n, v.elements))) for n in numbers[2:])
+        for key, n in (("weight", module.weight), ("bias", module.bias)):
+            if n is not None:  # a bias that is not there stays zero
+                setattr(made, key, nn.Parameter(plain(spread(n, v.elements))))
         return v.into(self._insert(name, made, v.x))
 
     def _layer_norm(self, name: str, module: GLayerNorm, v: Value) -> Value:
