@@ -117,8 +117,21 @@ def test_the_core_needs_torch_and_numpy_only() -> None:
 
 
 def test_imports_go_one_way() -> None:
-    order = ["groups", "indices", "irreps", "layout", "lattice", "checks", "kernels", "pooling", "functional", "nn", "testing"]
-    order += ["plot", "pointwise", "newgraph", "planes", "export", "rebuild", "convert", "files", "models", "formats", "data"]
+    order = [
+        "files",
+        "groups",
+        "indices",
+        "irreps",
+        "layout",
+        "lattice",
+        "checks",
+        "kernels",
+        "pooling",
+        "functional",
+        "nn",
+        "testing",
+    ]
+    order += ["plot", "pointwise", "newgraph", "planes", "export", "rebuild", "convert", "models", "formats", "data"]
     order += ["config", "steps", "runs", "train", "recipes", "report", "demo", "explore", "cli", "__main__"]
     for path in (ROOT / "src/gcnn").rglob("*.py"):
         name = path.relative_to(ROOT / "src/gcnn").parts[0].removesuffix(".py")
