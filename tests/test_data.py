@@ -443,6 +443,12 @@ def test_pictures_are_as_viewers_show_them(tmp_path: Path) -> None:
     tag[0x0112] = 6  # to be turned clockwise, as a camera held upright writes it
     Image.fromarray(np.rot90(shown).copy()).save(tmp_path / "held.png", exif=tag)
     assert np.array_equal(data.read_picture(tmp_path / "held.png"), shown)
+    gray = np.ascontiguousarray(shown[..., 0])
+    Image.fromarray(np.rot90(gray).copy()).save(tmp_path / "held.tif", tiffinfo={274: 6})
+    assert np.array_equal(data.read_picture(tmp_path / "held.tif"), gray)
+    for damaged in (b"Exif\0\0garbagegarbage", b"Exif\0\0II*\0"):
+        Image.fromarray(gray).save(tmp_path / "odd.png", exif=damaged)
+        assert np.array_equal(data.read_picture(tmp_path / "odd.png"), gray)
 
 
 def test_pictures_of_many_bits(tmp_path: Path) -> None:
@@ -475,23 +481,36 @@ def deep_png(kind: int, channels: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
-def deep_tiff() -> bytes:
-    """The same in colour as a TIFF."""
-    at = 8 + 2 + 12 * 9 + 4  # behind the table: the bits of each channel, then the pixels
-    tags = [(256, 3, 1, 9), (257, 3, 1, 9), (258, 3, 3, at), (259, 3, 1, 1), (262, 3, 1, 2), (273, 4, 1, at + 6)]
-    tags += [(277, 3, 1, 3), (278, 3, 1, 9), (279, 4, 1, 9 * 9 * 6)]
+def deep_tiff(planes: int = 1) -> bytes:
+    """The same in colour as a TIFF; with `planes` 2 each channel lies apart."""
+    at = 8 + 2 + 12 * 10 + 4  # behind the table: the bits of each channel, where they are, how long, then the pixels
+    size, strips = 9 * 9 * 6, 1 if planes == 1 else 3
+    where, each = (at + 30, size) if planes == 1 else (at + 6, at + 18)
+    tags = [(256, 3, 1, 9), (257, 3, 1, 9), (258, 3, 3, at), (259, 3, 1, 1), (262, 3, 1, 2), (273, 4, strips, where)]
+    tags += [(277, 3, 1, 3), (278, 3, 1, 9), (279, 4, strips, each), (284, 3, 1, planes)]
     table = struct.pack("<H", len(tags)) + b"".join(struct.pack("<HHII", *tag) for tag in tags) + bytes(4)
-    return b"II*\0" + struct.pack("<I", 8) + table + struct.pack("<3H", 16, 16, 16) + bytes(9 * 9 * 6)
+    parts = struct.pack("<6I", *(at + 30 + k * size // 3 for k in range(3)), *(size // 3,) * 3)
+    return b"II*\0" + struct.pack("<I", 8) + table + struct.pack("<3H", 16, 16, 16) + parts + bytes(size)
 
 
 def test_colours_of_16_bits_are_not_cut_to_8(tmp_path: Path) -> None:
     files = {"rgb.png": deep_png(2, 3), "rgba.png": deep_png(6, 4), "la.png": deep_png(4, 2), "rgb.tif": deep_tiff()}
+    files["apart.tif"] = deep_tiff(2)
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
         with pytest.raises(
             ValueError, match=f"{name} has 16 bits a channel, of which 8 would be lost; save it with 8, and scale"
         ):
             data.read_picture(tmp_path / name)
+    head = (
+        b"BM"
+        + struct.pack("<IHHI", 54 + 12 + 9 * 20, 0, 0, 66)
+        + struct.pack("<IiiHHIIiiII", 40, 9, 9, 1, 16, 3, 180, 0, 0, 0, 0)
+    )
+    (tmp_path / "565.bmp").write_bytes(
+        head + struct.pack("<III", 0xF800, 0x07E0, 0x001F) + bytes([0, 0xF8] * 90)
+    )  # 16 bits a pixel
+    assert np.array_equal(data.read_picture(tmp_path / "565.bmp"), np.full((9, 9, 3), (255, 0, 0)))
     (tmp_path / "gray.png").write_bytes(deep_png(0, 1))
     with pytest.raises(ValueError, match=r"of 65535; expected bytes; scale all pictures alike"):
         data.read_picture(tmp_path / "gray.png")

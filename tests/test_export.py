@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from common import image, space
-from gcnn import GROUPS, Group, export, lattice, p4, p4m, p6, p6m
+from gcnn import GROUPS, Group, convert, export, lattice, p4, p4m, p6, p6m
 from gcnn.export import planar, to_onnx
 from gcnn.lattice import to_hexagonal
 from gcnn.models import build
@@ -507,3 +507,25 @@ class Viewed(nn.Module):
 def test_views_of_maps_that_were_made_contiguous() -> None:
     net, x = Viewed().eval(), torch.rand(2, 3, 9, 9)
     torch.testing.assert_close(planar(net, example=x)(x), net(x))
+
+
+class ToItsSize(nn.Module):
+    """The mean of quarters, enlarged to the map's own size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.one(x)
+        z: Tensor = self.two(F.interpolate(F.adaptive_avg_pool2d(y, 2), size=y.shape[-2:], mode="nearest"))
+        return z
+
+
+@pytest.mark.parametrize("size", [8, 82])
+def test_enlargements_by_any_factor(size: int, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net, x = convert(ToItsSize(), p4).eval(), torch.randn(1, 1, size, size)
+    torch.testing.assert_close(planar(net, example=x)(x), net(x))
+    pytest.importorskip("onnxruntime")
+    assert to_onnx(net, tmp_path / "net.onnx", x) < 1e-5

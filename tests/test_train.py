@@ -776,6 +776,12 @@ def test_a_run_does_not_go_on_with_other_labels(small: Dataset, tmp_path: Path, 
     other = Dataset("small", Split(small.train.images, small.train.labels.flip(0)), small.test, small.classes)
     with pytest.raises(ValueError, match="was trained with other labels of these images; resume with the same data"):
         train(longer, tmp_path, resume=True, progress=False, data=other)
+    held = dataclasses.replace(longer, validation=50)
+    train(dataclasses.replace(held, epochs=1), tmp_path / "held", progress=False, data=small)
+    last = torch.cat([small.train.labels[:150], small.train.labels[150:].flip(0)])
+    unlike = Dataset("small", Split(small.train.images, last), small.test, small.classes)
+    with pytest.raises(ValueError, match="was trained with other labels of these images"):
+        train(held, tmp_path / "held", resume=True, progress=False, data=unlike)
     read = read_checkpoint
 
     def older(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -272,7 +272,7 @@ def _predict(chosen: argparse.Namespace) -> int:
     if chosen.csv:
         table = io.StringIO()
         csv.writer(table).writerows(rows)
-        write_file(Path(chosen.csv), table.getvalue().encode())
+        write_file(Path(chosen.csv), table.getvalue().encode(errors="surrogateescape"))
     return status
 
 
@@ -290,6 +290,8 @@ def _check_new(name: str, example: str, force: bool) -> None:
     """Raises an OSError for a file that cannot be written, or is there already and may not be replaced."""
     if Path(name).is_dir():
         raise IsADirectoryError(f"{name} is a folder; give the name of a file, {name}/{example}")
+    if not Path(name).parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {Path(name).parent} for {name}; make it first")
     if Path(name).exists() and not force:
         raise FileExistsError(f"{name} is there already; choose another name, or --force")
 

@@ -261,7 +261,7 @@ def _array(path: Path, archive: Any, name: str) -> npt.NDArray[Any]:
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         if "Object arrays" in str(error):  # reading them would run code
             raise ValueError(
-                f"{path}: {name} holds Python objects; write whole numbers, .astype(int), or names, .astype(str)"
+                f"{path}: {name} holds Python objects; write whole numbers, .astype(int); names, .astype(str), go into `classes`"
             ) from None
         raise ValueError(f"{path} is damaged: {error}; make or fetch it again") from error
 

@@ -9,6 +9,11 @@ import gzip
 import hashlib
 import io
 import pickle
+import re
+import struct
+import warnings
+import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,20 +52,22 @@ def read_picture(path: str | Path) -> Bytes:
     (7, 9, 3)
     """
     try:
-        from PIL import Image, ImageOps
+        from PIL import Image
     except ImportError as error:
         raise ImportError('pictures are read by pillow, which is not installed: pip install "gcnn[train]"') from error
     if Path(path).is_dir():
         raise ValueError(f"{path} is a folder; give image files, such as {path}/*.png")
     try:
-        with Image.open(path) as image:
+        with Image.open(
+            io.BytesIO(Path(path).read_bytes())
+        ) as image:  # from a path pillow would map some files, turned ones wrongly
             if _would_be_cut(image):
                 raise ValueError(
                     f"{path} has 16 bits a channel, of which 8 would be lost; save it with 8, and scale all pictures alike"
                 )
             if getattr(image, "n_frames", 1) > 1 and image.format != "MPO":  # as cameras write: the first one is the picture
                 raise ValueError(f"{path} holds {image.n_frames} images; save them as files of their own")
-            ImageOps.exif_transpose(image, in_place=True)  # cameras write how they were held
+            _turn_upright(image)
             if image.mode.startswith(("I", "F")):
                 wide = image.mode.startswith("I;16") or (image.mode, image.format) == ("I", "PNG")
                 return _of_16_bits(path, np.array(image).astype(np.float64), wide)
@@ -85,7 +92,17 @@ def _would_be_cut(image: Any) -> bool:
     if image.mode.startswith(("I", "F")):
         return False  # gray, read whole
     kinds = [tile[3][0] if isinstance(tile[3], tuple) else tile[3] for tile in image.tile]
-    return any(";16" in str(kind) for kind in kinds)
+    bits = image.tag_v2.get(258, 8) if image.format == "TIFF" else 8  # its planes may lie apart, each of a kind of its own
+    return any(re.search(";16[BLN]", str(kind)) for kind in kinds) or np.max(bits) > 8
+
+
+def _turn_upright(image: Any) -> None:
+    """Turns an image as its EXIF tag says: cameras write how they were held. One that cannot be read says nothing."""
+    from PIL import ImageOps
+
+    with warnings.catch_warnings(), suppress(SyntaxError, struct.error, ValueError, KeyError, TypeError, EOFError):
+        warnings.simplefilter("ignore")
+        ImageOps.exif_transpose(image, in_place=True)
 
 
 def _of_16_bits(path: str | Path, values: npt.NDArray[np.float64], wide: bool) -> Bytes:
@@ -132,7 +149,7 @@ def unpacked_md5(path: Path) -> str:
     """Of what a gzip file holds."""
     try:
         return hashlib.md5(gzip.decompress(path.read_bytes())).hexdigest()
-    except (OSError, EOFError):
+    except (OSError, EOFError, zlib.error):
         return "damaged"
 
 
@@ -146,7 +163,7 @@ def idx(root: Path, name: str) -> Bytes:
     if path == packed:
         try:
             content = gzip.decompress(content)
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, zlib.error) as error:
             raise ValueError(f"{path} is truncated or not a gzip file ({error}); {remedy('mnist')}") from error
     md5 = hashlib.md5(content).hexdigest()
     if md5 != MNIST_MD5[name]:

@@ -121,7 +121,8 @@ class Planar(NewGraph):
         alone = len(inputs) == 1 or (bool(inputs) and inputs[0].channels is not None)
         if not pointwise or len(kinds) != 1 or not alone or inputs[0].elements is None:
             made = self.graph.node_copy(node, lambda n: self._settled(n).node)
-            if (node.op, node.target) == ("call_method", "view") and not isinstance(node.args[1], torch.dtype):
+            sizes = not any(isinstance(a, torch.dtype) for a in (*node.args, *node.kwargs.values()))
+            if (node.op, node.target) == ("call_method", "view") and sizes and len(node.args) > 1:
                 made.target = "reshape"  # the axes of a map do not lie in memory as they did
             return self._proxy(made)
         tensors = all(isinstance(a, fx.Node) for a in node.args[:2])
@@ -319,7 +320,8 @@ class Planar(NewGraph):
     def _upsample_to(self, name: str, module: UpsampleTo, v: Value, size: Any) -> Value:
         if not module.group.fills_box:
             raise ValueError(f"planar: {name} ({module}): a hexagonal lattice is enlarged by a scale_factor, not to a size")
-        options = {"size": self._mapped(size), "mode": _mode(module), "align_corners": module.align_corners}
+        mode = "nearest-exact" if module.mode == "nearest" else _mode(module)  # by which factor, only a run tells
+        options = {"size": self._mapped(size), "mode": mode, "align_corners": module.align_corners}
 
         def enlarge(x: Any) -> Any:
             return self._proxy(self.graph.call_function(F.interpolate, (x.node,), options))

@@ -6,6 +6,7 @@ layers of `gcnn.nn` compute once and keep (members, taps, plans) can be handed t
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
@@ -368,11 +369,11 @@ def _reduce(x: Tensor, axis: int, reduce: Reduce) -> Tensor:
 
 
 def _fold(windows: list[Tensor], reduce: Reduce, count: int = 1) -> Tensor:
-    if len(windows) > 1 and reduce == "max":  # amax for the reason of `_reduce`, in the order in which they lie in memory
-        last = -1 if windows[0].stride(1) == 1 else 1
+    if reduce == "max" and (windows[0].requires_grad or traced()):  # amax for the reason of `_reduce`
+        last = -1 if windows[0].stride(1) == 1 else 1  # in the order in which they lie in memory
         return torch.stack([w.movedim(1, last) for w in windows]).amax(0).movedim(last, 1)
     if reduce == "max":
-        return windows[0]
+        return functools.reduce(torch.maximum, windows)
     y = fine(windows[0])
     for w in windows[1:]:
         y = y + w

@@ -19,7 +19,7 @@ class Inputs:
     """Images on the device as bytes, handed out normalised, and augmented in training."""
 
     def __init__(self, split: Split, mean: float, std: float, device: torch.device, config: Config | None = None) -> None:
-        self.images, self.labels = split.images.to(device), split.labels.to(device)
+        self.images, self.labels = split.images.to(device), split.labels.to(device, torch.int64)
         self.mean, self.std = mean, std
         self.rotate, self.shift, self.flip = (config.rotate, config.shift, config.flip) if config else (0.0, 0, False)
         if (self.rotate or self.shift or self.flip) and self.images.ndim != 4:

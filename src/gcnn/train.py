@@ -103,6 +103,7 @@ def train(
         kinds = ("images", "volumes") if data.train.images.ndim == 4 else ("volumes", "images")
         raise ValueError(f"{config.model} takes {kinds[1]}, {data.name} are {kinds[0]}; choose another --data or --model")
     mean, std = mean_and_std(data.train.images)
+    labels = torch.cat([data.train.labels, data.test.labels]) if config.validation else data.train.labels
     meta: dict[str, Any] = {
         "config": json.loads(json.dumps(dataclasses.asdict(config))),
         "classes": data.classes,
@@ -110,7 +111,7 @@ def train(
         "mean": mean,
         "std": std or 1.0,
         "images": len(data.train),
-        "labels": hashlib.sha256(data.train.labels.to(torch.int64).numpy().tobytes()).hexdigest(),
+        "labels": hashlib.sha256(labels.cpu().long().numpy().tobytes()).hexdigest(),
         "history": [],
         "epoch": 0,
         "data": name,
@@ -283,11 +284,13 @@ def _note_on_exactness(model: nn.Module, shape: Sequence[int], config: Config) -
     if error < 1e-3:
         return ""
     sides, known = " x ".join(str(n) for n in shape[1:]), options_of(config.model)
-    ways = [way for way in ("downsample pool", "invariant") if way.split()[0] in known]
+    turns = "invariant" in known and not config.invariant  # a head that is not invariant
+    pools = "downsample" in known and config.downsample != "pool" and group.fills_box
+    ways = [way for way, helps in (("--downsample pool", pools), ("--invariant", turns)) if helps]
     return (
         f"note: {config.model} is not exact at {sides}: under {group.name} its answers change by {100 * error:.2g} %, since a "
-        f"stride does not fit the size{', or its head is not invariant' if 'invariant' in known else ''}; gcnn check names the "
-        f"layer; what may help is {' and '.join(['another size', *(f'--{way}' for way in ways)])}"
+        f"stride does not fit the size{', or its head is not invariant' if turns else ''}; gcnn check names the "
+        f"layer; what may help is {' and '.join(['another size', *ways])}"
     )
 
 
