@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import random
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from common import image
-from gcnn import GROUPS, Group, Oh, convert, linem, p4, p4m, p6
+from gcnn import GROUPS, Group, Oh, convert, linem, p4, p4m, p6, p6m
 from gcnn.export import planar
 from gcnn.functional import act
 from gcnn.nn import GConv, GLinear, LiftConv
@@ -1364,10 +1365,11 @@ FOUND = {
     ),
     "many changes in place": Written(many_changes, a=conv(3, 24), d=conv(24, 2)),
     "norms by calls": Written(
-        lambda s, x: s.d(F.instance_norm(F.group_norm(s.c(x), 2, s.g, s.b)) + F.group_norm(s.c(x), 4, s.g, eps=1e-3)),
+        lambda s, x: s.d(F.instance_norm(F.group_norm(s.c(x), 2, s.g, s.b)) + F.group_norm(s.c(x), 4, s.h, eps=1e-3)),
         c=conv(3, 24),
         d=conv(24, 2),
         g=nn.Parameter(torch.rand(24)),
+        h=nn.Parameter(torch.rand(24)),
         b=nn.Parameter(torch.rand(24)),
     ),
     "learned shares": Written(
@@ -1840,3 +1842,141 @@ def test_networks_move_after_they_were_converted() -> None:
     made = convert(net, p4)
     assert made(torch.randn(1, 3, 9, 9)).shape == (1, 2, 9, 9)
     assert made.to("meta")(torch.empty(1, 3, 9, 9, device="meta")).shape == (1, 2, 9, 9)
+
+
+class Around(nn.Module):
+    """Two convolutions and a head, with what `forward` does between them."""
+
+    def __init__(self, how: Callable[[Any, Tensor], Tensor], **numbers: Tensor) -> None:
+        super().__init__()
+        self.how, self.norm = how, nn.BatchNorm2d(8)
+        self.one, self.two, self.fc = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1), nn.Linear(8, 5)
+        for name, held in numbers.items():
+            setattr(self, name, nn.Parameter(held))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.how(self, x)
+
+    def head(self, y: Tensor) -> Tensor:
+        found: Tensor = self.fc(self.two(y).mean((2, 3)))
+        return found
+
+
+def changed_copy(net: Any, x: Tensor) -> Tensor:
+    w = net.t.clone()
+    w.mul_(3)
+    return net.head(net.one(x) * w)
+
+
+def repeated_function(net: Any, x: Tensor) -> Tensor:
+    w = net.w
+    for _ in range(12):
+        w = torch.tanh(w * net.v + w)
+    return net.head(net.one(x) * w.view(-1, 1, 1))
+
+
+def other_dtype(net: Any, x: Tensor) -> Tensor:
+    y = net.one(x)
+    return net.head(y * net.w.to(y.dtype).view(-1, 1, 1) * net.t.to(y.device).exp())
+
+
+def changed_window(net: Any, x: Tensor) -> Tensor:
+    y = net.one(x)
+    part = y[:, :, 1:-1, 1:-1]
+    part *= 5
+    return net.head(y)
+
+
+def norm_by_a_call(net: Any, x: Tensor) -> Tensor:
+    return net.head(F.group_norm(net.one(x), 4, net.w))
+
+
+@pytest.mark.parametrize("how", [changed_copy, repeated_function, other_dtype, changed_window, norm_by_a_call])
+def test_functions_of_parameters_and_changes_in_place(how: Callable[[Any, Tensor], Tensor]) -> None:
+    torch.manual_seed(0)
+    old, x = Around(how, t=torch.rand(1) + 1, w=torch.rand(8), v=torch.rand(8)).eval(), torch.randn(2, 3, 8, 8)
+    new = convert(old, p4, keep="channels", weights=True)
+    mean = torch.stack([old(act(p4, h, x)) for h in range(4)]).mean(0)
+    torch.testing.assert_close(new(x), mean, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(pickle.loads(pickle.dumps(new))(x), new(x))
+    torch.testing.assert_close(planar(new)(x), new(x), rtol=1e-5, atol=1e-6)
+    assert len(str(new.code)) < 10_000  # each function once
+    assert equivariance_error(convert(old, p4).eval(), p4, x) < 1e-4
+
+
+def test_a_number_a_channel_meets_a_result_with_channels_at_the_end() -> None:
+    def unit(net: Any, x: Tensor) -> Tensor:
+        return F.normalize(net.one(x).permute(0, 2, 3, 1), dim=-1) * net.w
+
+    old = Around(unit, w=torch.rand(8) + 1).eval()
+    y = convert(old, p4, keep="channels", weights=True)(torch.randn(2, 3, 8, 8))  # as many pixels as channels
+    torch.testing.assert_close((y / old.w).norm(dim=-1), torch.ones(2, 8, 8))
+
+
+def in_place_function(net: Any, x: Tensor) -> Tensor:
+    w = net.w * 1
+    F.relu(w, inplace=True)
+    return net.head(net.one(x) * w.view(-1, 1, 1))
+
+
+def view_before_a_change(net: Any, x: Tensor) -> Tensor:
+    w = net.w.clone()
+    view = w.view(-1, 1, 1)
+    w.exp_()
+    return net.head(net.one(x) * view)
+
+
+def gumbel(net: Any, x: Tensor) -> Tensor:
+    w, y = F.gumbel_softmax(net.w, dim=0, hard=True), net.one(x)
+    return net.head(w[0] * y + w[1] * y)
+
+
+def copied_window(net: Any, x: Tensor) -> Tensor:
+    y = net.one(x)
+    part = y[:, :, 1:-1, 1:-1].flatten(2)
+    part.relu_()
+    return net.fc(y.mean((2, 3)) + part.mean(2))
+
+
+def changed_places(net: Any, x: Tensor) -> Tensor:
+    y = net.one(x)
+    y[:, :, ::2, ::2].neg_()
+    return net.head(y)
+
+
+def two_norms_of_one(net: Any, x: Tensor) -> Tensor:
+    return net.head(F.group_norm(F.group_norm(net.one(x), 4, net.w), 4, net.w))
+
+
+def norm_before_itself(net: Any, x: Tensor) -> Tensor:
+    return net.head(net.norm(net.one(x) * net.norm.weight.sigmoid().view(-1, 1, 1)))
+
+
+def pairs(net: Any, x: Tensor) -> Tensor:
+    found: Tensor = net.one(x).mean((2, 3)).view(x.shape[0] // 2, -1)
+    return found
+
+
+def one_batch(net: Any, x: Tensor) -> Tensor:
+    y = net.one(x)
+    return net.fc(y.view(1, y.shape[1], -1).mean(-1))
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        (in_place_function, "something that is no map"),
+        (view_before_a_change, "something that is no map"),
+        (gumbel, "something that is no map"),
+        (copied_window, "may be a copy or not, before a change in place"),
+        (changed_places, "of which a part is changed in place"),
+        (two_norms_of_one, "w is given to a norm by a call and used elsewhere"),
+        (norm_before_itself, r"norm\.weight is used before its layer"),
+        (pairs, "the batch stays"),
+        (one_batch, "the batch stays"),
+    ],
+)
+def test_changes_draws_and_batches_that_would_be_misread(how: Callable[[Any, Tensor], Tensor], words: str) -> None:
+    old = Around(how, w=torch.rand(8))
+    with pytest.raises(ValueError, match=words):
+        convert(old, p6m if how is changed_places else p4, keep="channels")

@@ -74,6 +74,10 @@ def viewed(net: Converter, node: fx.Node, x: Value) -> Value:
     given: Any = node.args[1] if len(node.args) == 2 and isinstance(node.args[1], list | tuple) else node.args[1:]
     given = given or node.kwargs.get("shape", ())
     ones = (1,) * net.group.dim
+    samples = len(given) < 2 or given[0] == -1 or (isinstance(given[0], fx.Node) and net.value(given[0]).batch)
+    if not samples and -1 in given[1:]:  # else the channels tell how many samples there are
+        way = "the batch stays: its first size is x.size(0), or -1"
+        raise net.refusal(f"{node.name}, a {node.target} to a shape of its own,", x, way)
     if tuple(given) == (-1,) and _is_one_number(net, node, x):
         return _as_numbers(net, node, x)
     kept = len(given) > 1 and (given[1] == x.old or _is_channels(net, x, given[1]) or (given[1] == -1 and given[0] != -1))
@@ -186,7 +190,7 @@ def size_of(net: Converter, shape: Value, index: Any) -> Value:
         raise net.refusal(f"the entry {index} of a shape", x, remedy)
     axis = index % rank
     if axis == 0:
-        return Value(net.graph.call_function(operator.getitem, (shape.node, 0)), "size")
+        return Value(net.graph.call_function(operator.getitem, (shape.node, 0)), "size", batch=True)
     if axis == channels:
         if x.kind == "flat" and not x.single:
             raise net.refusal("the number of values of a flattened map", x, remedy)
@@ -219,6 +223,7 @@ def _is_channels(net: Converter, x: Value, node: Any) -> bool:
 
 def _flat(net: Converter, node: fx.Node, x: Value, start: Any, end: Any = -1) -> Value:
     if start == 2 and end in (-1, net.rank(x) - 1) and x.kind in ("map", "line") and not x.last:
+        x = net.same_or_copied(node, x) if x.memory else x
         return x if net.group.dim == 1 else replace(x, kind="line", axes=1)
     if start != 1 or end not in (-1, net.rank(x) - 1):
         known = "flatten(1) and a mean over space are known, and nn.ChannelShuffle for views that shuffle channels"

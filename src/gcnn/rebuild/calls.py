@@ -18,6 +18,7 @@ from gcnn.nn import GAdaptiveAvgPool, GMaxPool, GSubsample, GUpsample
 from gcnn.nn.each import ChannelDropout, ChannelNorm, EachElement, UpsampleTo
 from gcnn.pointwise import POINTWISE_FUNCTIONS, POINTWISE_METHODS, POINTWISE_MODULES
 from gcnn.rebuild import axes, layers
+from gcnn.rebuild.graph import copy_matters
 from gcnn.rebuild.values import FUNCTIONAL_POOLS, UnevenError, Value, arguments, attribute, divisor, spatial, whole
 
 if TYPE_CHECKING:
@@ -38,12 +39,20 @@ def _layer_norm(net: Converter, node: fx.Node, x: Value) -> Value:
 
 
 def _take_numbers(net: Converter, made: Any, numbers: list[Any]) -> None:
-    """Puts the scale and the bias that a call was given into a norm, if weights are kept."""
+    """Puts the scale and the bias that a call was given into a norm."""
     for mine, theirs in ((made.weight, numbers[0]), (made.bias, numbers[1])):
-        if net.weights and mine is not None and isinstance(theirs, fx.Node):
-            held = attribute(net.model, str(theirs.target))
-            mine.data.copy_(held)
-            mine.requires_grad_(held.requires_grad)
+        if mine is None or not isinstance(theirs, fx.Node):
+            continue
+        name, held = str(theirs.target), attribute(net.model, str(theirs.target))
+        uses = [user for n in net.old_graph.nodes if (n.op, n.target) == ("get_attr", name) for user in n.users]
+        layer = any((n.op, n.target) == ("call_module", name.rpartition(".")[0]) for n in net.old_graph.nodes)
+        if len(uses) > 1 or layer or not isinstance(held, nn.Parameter):
+            raise ValueError(
+                f"convert: {name} is given to a norm by a call and used elsewhere, or is a buffer: it would be a parameter of "
+                "its own there; use nn.GroupNorm, nn.InstanceNorm2d or nn.LayerNorm"
+            )
+        mine.data.copy_(held.detach().repeat(math.ceil(len(mine) / len(held)))[: len(mine)])
+        mine.requires_grad_(held.requires_grad)
 
 
 def _group_norm(net: Converter, node: fx.Node, x: Value) -> Value:
@@ -391,6 +400,8 @@ def _window(net: Converter, node: fx.Node, x: Value, cuts: tuple[slice, ...]) ->
         raise net.refusal(
             what, x, f"a window of a box is no hexagon, and {net.group} maps those; use a convolution without padding"
         )
+    elif net.in_place and copy_matters(net.model, node):
+        raise net.refusal(f"{what} of which a part is changed in place,", x, "change nothing in place")
     else:
         y = net.graph.call_module(net.add(node.name, GSubsample(net.group, tuple(steps))), (x.node,))
     return replace(x, node=y, single=x.single and not any(starts), memory="unknown")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
@@ -28,6 +29,13 @@ from gcnn.rebuild.values import (
     attribute,
     drops_samples,
 )
+
+AS_METHODS: dict[Any, str] = {
+    operator.iadd: "add_",
+    operator.isub: "sub_",
+    operator.imul: "mul_",
+    operator.itruediv: "div_",
+}
 
 
 class Converter:
@@ -91,6 +99,9 @@ class Converter:
         self.graph, self.root = fx.Graph(), nn.Module()
         self.values: dict[fx.Node, Value] = {}
         self.made: dict[str, nn.Module] = {}
+        self.numbers: dict[fx.Node, Any] = {}  # of `parameters.computed`, `emitted` and `spread`
+        self.emitted: dict[fx.Node, fx.Node] = {}
+        self.spread: dict[Any, fx.Node] = {}
         self.spared: set[fx.Node] = set()  # calls that are done already
         self.axes: list[Literal["", "last", "squeezed"]] = []  # where the channels of the results are
         for node in self.old_graph.nodes:
@@ -155,7 +166,7 @@ class Converter:
             args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: self.own(self.value(n)))
             return Value(self.graph.call_module(made, args, kwargs))
         if self.waits(x):
-            if not list(module.parameters()):
+            if parameters.waits_for(self, node, module):
                 return Value(node)
             x = replace(x, node=self.own(x))
         if x.kind == "other" and not isinstance(module, (*CONVS, *TRANSPOSED, *NORMS, nn.Linear)):
@@ -291,7 +302,12 @@ class Converter:
         nodes: dict[fx.Node, Any] = {}
         for n, v in inputs.items():
             nodes[n] = parameters.spread(self, v, like) if self.waits(v) else v.node
-        like = replace(like, node=self._copied(node, nodes), single=all(v.single for v in maps))
+        method = AS_METHODS.get(node.target)
+        if method is None:
+            made = self._copied(node, nodes)
+        else:  # what is unpickled is traced again, and would make `x += y` a sum
+            made = self.graph.call_method(method, fx.map_arg(node.args, lambda n: nodes[n]))
+        like = replace(like, node=made, single=all(v.single for v in maps))
         if changes(self.model, node) or node.target in ALIASES:
             return like
         return replace(like, narrowed=False, memory=like.memory if len({v.memory for v in maps}) == 1 else "unknown")
@@ -339,6 +355,11 @@ class Converter:
 
     def parameter(self, name: str, held: Tensor) -> fx.Node:
         """The parameter of this name in the new network, as `held` has it."""
+        owner = name.rpartition(".")[0]
+        if owner and owner not in self.made and any((n.op, n.target) == ("call_module", owner) for n in self.old_graph.nodes):
+            raise ValueError(
+                f"convert: {name} is used before its layer, {owner}, and the two would be two parameters; use it after the layer"
+            )
         place, last = self.place_of(name)
         kept = getattr(place, last, held)
         if kept.shape != held.shape:  # it was used before, in another shape

@@ -6,28 +6,68 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, fx
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
 
-from gcnn.pointwise import IN_PLACE, POINTWISE_FUNCTIONS, POINTWISE_METHODS, POINTWISE_MODULES
+from gcnn.pointwise import POINTWISE_FUNCTIONS, POINTWISE_METHODS, POINTWISE_MODULES
+from gcnn.rebuild.graph import changes
 from gcnn.rebuild.values import RESHAPES, Value, attribute, is_constant
 
 if TYPE_CHECKING:
     from gcnn.rebuild.converter import Converter
 
+_DRAWING = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.RReLU)
+_SIZES = {getattr, "size", "dim", "numel"}
+# what gives the same numbers at every call, and tensors of its own or views
+_PURE = (POINTWISE_FUNCTIONS | POINTWISE_METHODS | RESHAPES) - {F.dropout, F.dropout1d, F.dropout2d, F.dropout3d} | {
+    *(torch.softmax, F.softmax, torch.log_softmax, F.log_softmax, torch.sum, torch.mean, torch.amax, torch.amin, torch.norm),
+    *(torch.squeeze, torch.chunk, torch.split, torch.unbind, torch.stack, torch.exp, torch.rsqrt, F.normalize, torch.cumsum),
+    *("softmax", "log_softmax", "sum", "mean", "amax", "amin", "norm", "squeeze", "chunk", "split", "unbind", "rsqrt", "cumsum"),
+    *("expand", "permute", "transpose", torch.transpose, torch.permute, "t"),
+}
+
 
 def of_parameters(net: Converter, node: fx.Node) -> Value | None:
     """A function of parameters alone, which waits as they do; a number of Python that it gives is known; None for others."""
     waiting = [n for n in node.all_input_nodes if net.waits(net.value(n))]
-    if not waiting or node.target in IN_PLACE or not all(n in waiting or _is_number(net, n) for n in node.all_input_nodes):
+    if not waiting or not all(n in waiting or _is_number(net, n) for n in node.all_input_nodes):
         return None
-    found = computed(net, node)
-    if isinstance(found, int | float | torch.Size):
-        return Value(tuple(found) if isinstance(found, torch.Size) else found, "size")
-    return Value(node) if isinstance(found, Tensor | tuple | list) else None
+    if node.target in _SIZES:
+        found = computed(net, node)
+        known = tuple(found) if isinstance(found, torch.Size) else found
+        return Value(known, "size") if isinstance(known, int | tuple) else None
+    if node.target not in _PURE or _changed(net, node):
+        return None
+    return Value(node) if isinstance(computed(net, node), Tensor | tuple | list) else None
+
+
+def waits_for(net: Converter, node: fx.Node, module: nn.Module) -> bool:
+    """Whether a layer without numbers of its own, called on a parameter, may wait as that does."""
+    pure = isinstance(module, (*POINTWISE_MODULES, nn.Softmax, nn.LogSoftmax)) and not isinstance(module, _DRAWING)
+    return pure and not _changed(net, node)
+
+
+def _changed(net: Converter, node: fx.Node) -> bool:
+    """Whether a node changes something in place, or it or what it gets is changed: then it must be one tensor for all."""
+    around = [user for n in (node, *node.all_input_nodes) for user in n.users]
+    return any(changes(net.model, n) for n in (node, *around))
+
+
+def _waiting(net: Converter, node: fx.Node) -> fx.Node:
+    """The node that stands for this one: a parameter that goes to another dtype or device stays itself."""
+    value = net.values.get(node)
+    return value.node if value is not None and net.waits(value) else node
 
 
 def computed(net: Converter, node: fx.Node) -> Any:
     """What a function of parameters alone gives in the old network."""
+    node = _waiting(net, node)
+    if node not in net.numbers:
+        net.numbers[node] = _computed(net, node)
+    return net.numbers[node]
+
+
+def _computed(net: Converter, node: fx.Node) -> Any:
     if _is_number(net, node):
         return net.value(node).node
     if node.op == "get_attr":
@@ -50,7 +90,14 @@ def _is_number(net: Converter, node: fx.Node) -> bool:
 
 
 def emitted(net: Converter, node: fx.Node) -> Any:
-    """The same function of the same parameters in the new network."""
+    """The same function of the same parameters in the new network, once for all that it meets."""
+    node = _waiting(net, node)
+    if node not in net.emitted:
+        net.emitted[node] = _emitted(net, node)
+    return net.emitted[node]
+
+
+def _emitted(net: Converter, node: fx.Node) -> Any:
     if _is_number(net, node):
         return net.value(node).node
     if node.op == "get_attr":
@@ -84,7 +131,9 @@ def spread(net: Converter, value: Value, like: Value) -> fx.Node:
     by_channel = held.ndim > len(space) and held.shape[held.ndim - len(space) - 1 :] == (held.numel(), *space)
     if like.kind == "image" and by_channel:
         base = _base(net, node)
-        return emitted(net, node) if base is None else net.parameter(str(base.target), held)
+        found = emitted(net, node) if base is None else net.parameter(str(base.target), held)
+        # the channels of a result that are to go to the end are still where they were
+        return net.graph.call_method("reshape", (found, (-1, *(1,) * net.group.dim))) if like.last else found
     if not by_channel or held.numel() != like.old or like.kind == "image":
         met = "an image" if like.kind == "image" else f"a map of {like.old} channels"
         raise ValueError(f"convert: {what} of shape {tuple(held.shape)} meets {met}; one number, or one a channel, is known")
@@ -97,6 +146,13 @@ def spread(net: Converter, value: Value, like: Value) -> fx.Node:
 
 def _by_channel(net: Converter, node: fx.Node, like: Value, shape: tuple[int, ...]) -> fx.Node:
     """The function of numbers, of parameters that have as many as there are channels now."""
+    node = _waiting(net, node)
+    if (node, shape) not in net.spread:
+        net.spread[node, shape] = _by_channel_anew(net, node, like, shape)
+    return net.spread[node, shape]
+
+
+def _by_channel_anew(net: Converter, node: fx.Node, like: Value, shape: tuple[int, ...]) -> fx.Node:
     held, what = computed(net, node), told(net, node)
     if held.numel() == 1:
         return number(net, node)
@@ -109,7 +165,7 @@ def _by_channel(net: Converter, node: fx.Node, like: Value, shape: tuple[int, ..
         numbers = held.flatten().repeat(math.ceil(like.new / held.numel()))[: like.new]
         return net.parameter(str(node.target), numbers.reshape(shape))
     inputs = [n for n in node.all_input_nodes if not _is_number(net, n)]
-    known = all(computed(net, n).numel() in (1, held.numel()) for n in inputs)
+    known = all(isinstance(h := computed(net, n), Tensor) and h.numel() in (1, held.numel()) for n in inputs)
     if known and _reshapes(net, node):
         return _by_channel(net, inputs[0], like, shape)
     module = net.model.get_submodule(str(node.target)) if node.op == "call_module" else None
@@ -143,10 +199,11 @@ def _reshapes(net: Converter, node: fx.Node) -> bool:
 
 def _base(net: Converter, node: fx.Node) -> fx.Node | None:
     """The parameter of which this is another shape; None if it is more than that."""
+    node = _waiting(net, node)
     while node.op != "get_attr":
         if not _reshapes(net, node):
             return None
-        (node,) = (n for n in node.all_input_nodes if not _is_number(net, n))
+        (node,) = (_waiting(net, n) for n in node.all_input_nodes if not _is_number(net, n))
     return node
 
 

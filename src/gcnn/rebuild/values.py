@@ -63,6 +63,8 @@ class Value:
     """Whether it is some of the channels of a tensor, as they lie there."""
     squeezed: bool = False
     """An image of one channel, without that axis: a result."""
+    batch: bool = False
+    """A size that is the number of samples."""
 
     def anew(self, node: Any) -> Value:
         """What a layer makes of this: a tensor of its own, which may lie as this one does."""
