@@ -74,7 +74,7 @@ def viewed(net: Converter, node: fx.Node, x: Value) -> Value:
     given: Any = node.args[1] if len(node.args) == 2 and isinstance(node.args[1], list | tuple) else node.args[1:]
     given = given or node.kwargs.get("shape", ())
     ones = (1,) * net.group.dim
-    samples = len(given) < 2 or given[0] == -1 or (isinstance(given[0], fx.Node) and net.value(given[0]).batch)
+    samples = len(given) < 2 or given[0] == -1 or (isinstance(given[0], fx.Node) and _is_batch(net, given[0]))
     if not samples and -1 in given[1:]:  # else the channels tell how many samples there are
         way = "the batch stays: its first size is x.size(0), or -1"
         raise net.refusal(f"{node.name}, a {node.target} to a shape of its own,", x, way)
@@ -214,6 +214,14 @@ def with_axes(net: Converter, x: Value, axes: int) -> Value:
     if axes == 0:
         return replace(net.single(x), axes=0)
     return replace(x, kind="map" if axes == net.group.dim else "line", axes=axes if axes < net.group.dim else 0, single=True)
+
+
+def _is_batch(net: Converter, node: fx.Node) -> bool:
+    """Whether this is the number of samples, of a map or of whatever else."""
+    first: Any = node.args[0] if node.args else None
+    of_shape = node.target is operator.getitem and isinstance(first, fx.Node) and node.args[1] == 0
+    shape = of_shape and (first.target == "size" or first.args[1:] == ("shape",))
+    return net.value(node).batch or shape or (node.target == "size" and node.args[1:] == (0,))
 
 
 def _is_channels(net: Converter, x: Value, node: Any) -> bool:

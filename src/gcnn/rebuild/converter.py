@@ -302,7 +302,8 @@ class Converter:
         nodes: dict[fx.Node, Any] = {}
         for n, v in inputs.items():
             nodes[n] = parameters.spread(self, v, like) if self.waits(v) else v.node
-        method = AS_METHODS.get(node.target)
+        changed: Any = node.args[0] if node.args else None
+        method = AS_METHODS.get(node.target) if changed in inputs and inputs[changed].kind not in ("other", "size") else None
         if method is None:
             made = self._copied(node, nodes)
         else:  # what is unpickled is traced again, and would make `x += y` a sum

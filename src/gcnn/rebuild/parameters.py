@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,13 +18,18 @@ if TYPE_CHECKING:
     from gcnn.rebuild.converter import Converter
 
 _DRAWING = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.RReLU)
-_SIZES = {getattr, "size", "dim", "numel"}
-# what gives the same numbers at every call, and tensors of its own or views
+# what gives the same numbers at every call, and tensors of its own or views: names of torch, of its methods, or of both
+_BOTH = (
+    *("softmax", "log_softmax", "sum", "mean", "amax", "amin", "max", "min", "std", "var", "norm", "prod", "logsumexp", "cumsum"),
+    *("squeeze", "chunk", "split", "unbind", "permute", "transpose", "movedim", "narrow", "select", "unflatten", "flip", "roll"),
+    *("broadcast_to", "repeat_interleave", "rsqrt", "reciprocal", "clamp_min", "clamp_max", "cosh", "sinh", "round", "floor"),
+    *("floor_divide", "lerp", "addcmul", "where", "matmul", "outer", "dot", "t", "gt", "lt", "ge", "le"),
+)
 _PURE = (POINTWISE_FUNCTIONS | POINTWISE_METHODS | RESHAPES) - {F.dropout, F.dropout1d, F.dropout2d, F.dropout3d} | {
-    *(torch.softmax, F.softmax, torch.log_softmax, F.log_softmax, torch.sum, torch.mean, torch.amax, torch.amin, torch.norm),
-    *(torch.squeeze, torch.chunk, torch.split, torch.unbind, torch.stack, torch.exp, torch.rsqrt, F.normalize, torch.cumsum),
-    *("softmax", "log_softmax", "sum", "mean", "amax", "amin", "norm", "squeeze", "chunk", "split", "unbind", "rsqrt", "cumsum"),
-    *("expand", "permute", "transpose", torch.transpose, torch.permute, "t"),
+    *_BOTH,
+    *(getattr(torch, name) for name in _BOTH),
+    *(F.softmax, F.log_softmax, F.normalize, torch.stack, torch.einsum, torch.linalg.norm, torch.linalg.vector_norm),
+    *("expand", "expand_as", "view_as", "repeat", operator.floordiv, operator.matmul, operator.gt, operator.lt),
 }
 
 
@@ -32,24 +38,25 @@ def of_parameters(net: Converter, node: fx.Node) -> Value | None:
     waiting = [n for n in node.all_input_nodes if net.waits(net.value(n))]
     if not waiting or not all(n in waiting or _is_number(net, n) for n in node.all_input_nodes):
         return None
-    if node.target in _SIZES:
+    attribute_ = node.args[1] if node.target is getattr else ""
+    if node.target in ("size", "dim", "numel") or attribute_ in ("shape", "ndim", "dtype"):
         found = computed(net, node)
-        known = tuple(found) if isinstance(found, torch.Size) else found
-        return Value(known, "size") if isinstance(known, int | tuple) else None
-    if node.target not in _PURE or _changed(net, node):
+        return Value(tuple(found) if isinstance(found, torch.Size) else found, "size")
+    if (node.target not in _PURE and attribute_ not in ("T", "mT")) or _changed(net, node):
         return None
     return Value(node) if isinstance(computed(net, node), Tensor | tuple | list) else None
 
 
 def waits_for(net: Converter, node: fx.Node, module: nn.Module) -> bool:
     """Whether a layer without numbers of its own, called on a parameter, may wait as that does."""
-    pure = isinstance(module, (*POINTWISE_MODULES, nn.Softmax, nn.LogSoftmax)) and not isinstance(module, _DRAWING)
+    known = (*POINTWISE_MODULES, nn.Softmax, nn.LogSoftmax, nn.Flatten, nn.Unflatten)
+    pure = isinstance(module, known) and not isinstance(module, _DRAWING)
     return pure and not _changed(net, node)
 
 
 def _changed(net: Converter, node: fx.Node) -> bool:
     """Whether a node changes something in place, or it or what it gets is changed: then it must be one tensor for all."""
-    around = [user for n in (node, *node.all_input_nodes) for user in n.users]
+    around = [user for n in (node, *node.all_input_nodes) for user in n.users if user.args[:1] == (n,)]
     return any(changes(net.model, n) for n in (node, *around))
 
 
