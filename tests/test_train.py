@@ -816,6 +816,17 @@ def test_a_report_is_about_one_data_set(small: Dataset, tmp_path: Path) -> None:
     assert not (tmp_path / "page.html").exists()
 
 
+def test_images_sorted_by_class_are_not_held_out(small: Dataset) -> None:
+    training, test = Split(small.train.images[:90], torch.arange(90) // 30), Split(small.test.images[:9], torch.arange(9) % 3)
+    whole = Dataset("mine", training, test, ("a", "b", "c"))
+    for count, words in (
+        (20, "all of class c, .*; shuffle the data, or hold out"),
+        (50, "all there are of class c, .*; shuffle"),
+    ):
+        with pytest.raises(ValueError, match=f"the last {count} training images are {words}"):
+            train(dataclasses.replace(TINY, validation=count), progress=False, data=whole)
+
+
 def test_held_out_images_that_are_others_now(small: Dataset, tmp_path: Path) -> None:
     train(dataclasses.replace(TINY, epochs=1, validation=50), tmp_path, progress=False, data=small)
     run = load_run(tmp_path)

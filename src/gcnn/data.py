@@ -104,19 +104,7 @@ class Dataset:
         """The same with the last `count` training images as test part: for choosing settings without the test set."""
         if not 0 < count < len(self.train):
             raise ValueError(f"{self.name}: cannot hold out {count} of {len(self.train)} training images")
-        rest, held = self.train[:-count], self.train[-count:]
-        of_all, of_rest, of_held = ({*part.labels.tolist()} for part in (self.train, rest, held))
-        if lost := sorted(of_all - of_rest):
-            raise ValueError(
-                f"{self.name}: the last {count} training images are all there are of class {self.classes[lost[0]]}, and none "
-                "would be left to learn from; shuffle the data, or hold out fewer"
-            )
-        if len(of_held) == 1 < len(of_all):
-            raise ValueError(
-                f"{self.name}: the last {count} training images are all of class {self.classes[of_held.pop()]}, and tell nothing "
-                "about the others; shuffle the data, or hold out more"
-            )
-        return Dataset(f"{self.name}, validation", rest, held, self.classes)
+        return Dataset(f"{self.name}, validation", self.train[:-count], self.train[-count:], self.classes)
 
 
 DIGITS = tuple("0123456789")
@@ -400,8 +388,8 @@ SOURCES = {
 def download(name: str, root: str | Path, base_url: str | None = None) -> None:
     """Fetches the files of "mnist" or "cifar10" into `root` with pooch, with a progress bar, and checks them.
 
-    Files that are there and sound are not fetched again, and others are left alone: they are a ValueError. `base_url` names a
-    mirror. Needs pip install "gcnn[train]".
+    Files that are there and sound are not fetched again; damaged ones, and others of the same name, are kept as NAME.before.
+    `base_url` names a mirror. Needs pip install "gcnn[train]".
     """
     try:
         import pooch
@@ -418,9 +406,13 @@ def download(name: str, root: str | Path, base_url: str | None = None) -> None:
         target = Path(root) / file
         unpacked = kind == "md5-unpacked"
         if target.exists() and (unpacked_md5(target) if unpacked else hashlib.md5(target.read_bytes()).hexdigest()) != digest:
-            raise ValueError(
-                f"{target} is there and is not the file of {name}, or is damaged; move it away, or choose another folder (--root)"
-            )
+            before = target.with_name(f"{file}.before")  # it may be a file of one's own
+            if before.exists():
+                raise ValueError(
+                    f"{target} is not the file of {name}, or is damaged, and {before} is there already; move one of them away, "
+                    "or choose another folder (--root)"
+                )
+            target.rename(before)
         try:
             pooch.retrieve(url + file, None if unpacked else known, file, Path(root), progressbar=True)
         except OSError as error:

@@ -95,7 +95,9 @@ def train(
     name = data.name
     if progress and rank == 0 and config.data == "pictures":
         print(_counts(data), file=sys.stderr)
-    data = data.hold_out(config.validation) if config.validation else data
+    if config.validation:
+        data = data.hold_out(config.validation)
+        _check_held_out(data)
     if len(data.train) < 2:
         raise ValueError(f"{data.name}: {len(data.train)} training images are too few")
     example = EXAMPLES.get(config.model)
@@ -214,6 +216,22 @@ def train(
     if kept:
         model.load_state_dict(kept)
     return as_run(model, config, meta)
+
+
+def _check_held_out(data: Dataset) -> None:
+    """Raises a ValueError where held-out images leave nothing of a class to learn from, or are of one class alone."""
+    left, held = ({*split.labels.tolist()} for split in (data.train, data.test))
+    count = len(data.test)
+    if lost := sorted(held - left):
+        raise ValueError(
+            f"{data.name}: the last {count} training images are all there are of class {data.classes[lost[0]]}, and none "
+            "would be left to learn from; shuffle the data, or hold out fewer"
+        )
+    if len(held) == 1 < len(left):
+        raise ValueError(
+            f"{data.name}: the last {count} training images are all of class {data.classes[held.pop()]}, and tell nothing "
+            "about the others; shuffle the data, or hold out more"
+        )
 
 
 def _counts(data: Dataset) -> str:
