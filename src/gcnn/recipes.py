@@ -24,10 +24,10 @@ _RESNET = replace(_SGD, epochs=300, lr=0.05, drops=(50, 100, 150))
 _ALLCNN = replace(_SGD, epochs=350, lr=0.05, drops=(200, 250, 300))
 _FAST = replace(_SGD, schedule="linear", warmup=5, label_smoothing=0.1)
 _FAST_RESNET = replace(_FAST, data="cifar10", epochs=24, batch_size=500, lr=0.4)
-_FAST_ALLCNN = replace(_FAST, epochs=50, batch_size=250, lr=0.2, sharpness=0.1)
+_FAST_ALLCNN = replace(_FAST, epochs=80, batch_size=250, lr=0.2, sharpness=0.1)
 # network -> what was chosen for it on held-out images, without and with augmentation
 _CHOSEN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "allcnn-c": ({}, {"epochs": 80}),
+    "allcnn-c": ({}, {}),
     "resnet44": (
         {"sharpness": 0.2, "sharp_epochs": 8},
         {"epochs": 60, "weight_decay": 5e-4, "sharpness": 0.2, "sharp_epochs": 20},
