@@ -81,6 +81,29 @@ def transforms() -> None:
         torch.testing.assert_close(in_parts.double(), ours, rtol=0, atol=1e-4)
 
 
+def rounding() -> None:
+    """Where products are of TF32, patches and filters are rounded to the nearest of its numbers, and no NaN is lost."""
+    group, geometry = GROUPS["p4m"], ((3, 3), (1, 1), (1, 1), (1, 1))
+    x, weight = torch.randn(2, group.order * 4, 5, 5), torch.randn(4, 4, group.order * 9)
+    nan = torch.tensor([0x7FFFFFFF], dtype=torch.int32).view(torch.float32)[0]  # as GPUs write it
+    x[0, 0, 2, 2], weight[1, 2, 0] = nan, nan
+    found: dict[bool, list[torch.Tensor]] = {}
+    for allowed in (False, True):
+        torch.backends.cudnn.allow_tf32 = allowed
+        patches = fourier_cuda.Patches(group, x, *geometry)
+        hat = torch.empty(group.order * patches.points * patches.width)
+        patches.transformed(0, patches.points, hat)
+        found[allowed] = [hat, fourier_cuda.transform_filters(group, weight, (3, 3), x.dtype, False, False)[0]]
+    torch.backends.cudnn.allow_tf32 = False
+    for exact, rounded in zip(*found.values(), strict=True):
+        assert exact.isnan().any()
+        assert torch.equal(exact.isnan(), rounded.isnan())
+        assert (rounded.view(torch.int32) & 0x1FFF)[~rounded.isnan()].eq(0).all()
+        scale = torch.frexp(exact).exponent  # 11 bits: the last is worth 2^(e - 11)
+        far = torch.ldexp((exact - rounded).double(), 11 - scale).abs()
+        assert 0.49 < far[~far.isnan()].max() <= 0.5
+
+
 def fused_transforms() -> None:
     """The Fourier algorithm in one kernel, and the sums and differences it is made of."""
     for group in GROUPS.values():
@@ -144,9 +167,11 @@ def images() -> None:
 
 if __name__ == "__main__":
     torch.manual_seed(0)
+    torch.backends.cudnn.allow_tf32 = False
     gathers()
     norms()
     transforms()
+    rounding()
     fused_transforms()
     products()
     images()

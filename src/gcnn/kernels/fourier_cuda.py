@@ -7,6 +7,9 @@ are filled up with zeros to 16 bytes, so that every row begins where vectors can
 Exact float32 products run on tensor cores: a number is split in two of TF32, of 11 bits each, and three of the four products of
 the halves are added up. Every 32 terms begin a new sum, since tensor cores cut off what does not fit: the errors are smaller than
 those of float32 arithmetic, and the time is half.
+
+In TF32 tensor cores cut off the bits that do not fit, of both factors, which makes every product too small. So the kernels that
+write patches and filters round them to the nearest before: the errors are 2.6 times smaller.
 """
 
 from __future__ import annotations
@@ -170,7 +173,7 @@ class Patches:
         _patches[grid](
             self.rows, out, self.cells, start, stop - start, self.k_in, self.k // self.unit, self.taps, *self.geometry,
             self.layout.matrix, self.layout.start, self.layout.dim, self.layout.part,
-            self.order, self.unit, wide(self.rows), block_m, block_k,
+            self.order, self.unit, rounds(self.rows), wide(self.rows), block_m, block_k,
         )  # fmt: skip
         return self.split(out, stop - start, self.width)
 
@@ -268,7 +271,7 @@ def transform_filters(
     _filters[(rows, taps, triton.cdiv(columns, block))](
         weight, found.adjoint_orbit if adjoint else found.orbit, filters, filters.shape[1], k_out, k_in, o_step, i_step, taps,
         columns // unit, entries or coded.filters, coded.first, coded.number, coded.column, coded.row, coded.degree,
-        group.order, unit, exact, wide(weight), block,
+        group.order, unit, exact, rounds(filters), wide(weight), block,
     )  # fmt: skip
     return filters
 
@@ -282,6 +285,18 @@ def filters_of(run: Run, filters: Tensor, rows: int, length: int) -> Tensor:
 def filled_up(channels: int, unit: int) -> int:
     """The channels that are kept of so many: whole units, of 16 bytes."""
     return -(-channels // unit) * unit
+
+
+def rounds(x: Tensor) -> bool:
+    """Whether products of such numbers are to be of TF32, on a GPU that has them."""
+    return x.dtype == torch.float32 and allows_tf32() and _has_tf32(x.device)
+
+
+@lru_cache(maxsize=16)
+def _has_tf32(device: torch.device) -> bool:
+    if device.type != "cuda":
+        return True  # Triton's interpreter
+    return torch.version.hip is None and torch.cuda.get_device_capability(device)[0] >= 8
 
 
 def exact_by_halves(x: Tensor) -> bool:
@@ -342,8 +357,8 @@ def wide(x: Tensor) -> Any:
 def _patches(
     x, out, cells, first, count, k_in, units, taps,
     x0, x1, x2, y0, y1, y2, step0, step1, step2, pad0, pad1, pad2, dil0, dil1, dil2,
-    MATRIX: tl.constexpr, START: tl.constexpr, DIM: tl.constexpr, PART: tl.constexpr,
-    S: tl.constexpr, UNIT: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+    MATRIX: tl.constexpr, START: tl.constexpr, DIM: tl.constexpr, PART: tl.constexpr, S: tl.constexpr, UNIT: tl.constexpr,
+    TF32: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     filled = units * UNIT  # channels, with the zeros behind them
     blocks = tl.cdiv(filled, BLOCK_K)  # neighbours in the grid are the taps of the same points, which share what they read
@@ -371,6 +386,8 @@ def _patches(
         for a in tl.static_range(S):
             if MATRIX[c * S + a] != 0.0:
                 total += values[a] * MATRIX[c * S + a]
+        if TF32:
+            total = _to_tf32(total)
         at = (START[c] * count + row * DIM[c] + PART[c]).to(tl.int64) * width + tap * filled
         tl.store(out + at[:, None] + k[None, :], total.to(out.dtype.element_ty), mask=kept)
 
@@ -398,6 +415,16 @@ def _restore(
 
 
 @triton.jit
+def _nearest(x):
+    return ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)  # of TF32
+
+
+@triton.jit
+def _to_tf32(x):
+    return tl.where(x == x, _nearest(x), x)  # the bits of NaN may overflow
+
+
+@triton.jit
 def _exact_product(x, w, out, m, n, fours, step, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
     length = fours * 4
     tiles, which = tl.cdiv(n, BLOCK_N), tl.program_id(1).to(tl.int64)
@@ -412,7 +439,7 @@ def _exact_product(x, w, out, m, n, fours, step, BLOCK_M: tl.constexpr, BLOCK_N:
         a = tl.load(from_x, mask=(row < m)[:, None] & inside[None, :], other=0.0)
         high = tl.load(from_w, mask=inside[:, None] & (column < n)[None, :], other=0.0)
         low = tl.load(from_w + step, mask=inside[:, None] & (column < n)[None, :], other=0.0)
-        a_high = ((a.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+        a_high = _nearest(a)
         part = tl.dot(a - a_high, high, input_precision="tf32")
         part = tl.dot(a_high, low, part, input_precision="tf32")
         total += tl.dot(a_high, high, part, input_precision="tf32")
@@ -450,7 +477,7 @@ def _exact_products(
 def _filters(
     weight, orbit, out, half, k_out, k_in, o_step, i_step, taps, units,
     MATRIX: tl.constexpr, FIRST: tl.constexpr, NUMBER: tl.constexpr, COLUMN: tl.constexpr, ROW: tl.constexpr, DIM: tl.constexpr,
-    S: tl.constexpr, UNIT: tl.constexpr, EXACT: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    S: tl.constexpr, UNIT: tl.constexpr, EXACT: tl.constexpr, TF32: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     rows, o, tap = tl.num_programs(0), tl.program_id(0), tl.program_id(1)
     columns = units * UNIT
@@ -467,10 +494,12 @@ def _filters(
         row = FIRST[e] * rows + ((NUMBER[e] * DIM[e] + ROW[e]) * rows + o) * DIM[e] + COLUMN[e]
         at = (row.to(tl.int64) * taps + tap) * columns + i
         if EXACT:
-            high = ((total.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+            high = _nearest(total)
             tl.store(out + at, high, mask=i < columns)
             tl.store(out + at + half, total - high, mask=i < columns)
         else:
+            if TF32:
+                total = _to_tf32(total)
             tl.store(out + at, total.to(out.dtype.element_ty), mask=i < columns)
 
 
