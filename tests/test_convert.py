@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import pickle
 import random
+import threading
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from common import image
 from gcnn import GROUPS, Group, Oh, convert, linem, p4, p4m, p6, p6m
 from gcnn.export import planar
 from gcnn.functional import act
+from gcnn.lattice import domain_mask
 from gcnn.nn import GConv, GLinear, LiftConv
 from gcnn.testing import equivariance_error, explain
 from ordinary import NETWORKS, Branching, SmallResNet, drawn
@@ -351,7 +354,30 @@ class SpatialAttention(nn.Module):
         return torch.sigmoid(self.conv(torch.cat([x.mean(1, keepdim=True), largest], 1))) * x
 
 
+def excited(net: Any, x: Tensor) -> Tensor:
+    x = net.c(x)
+    gates = torch.sigmoid(net.b(F.relu(net.a(x.mean((2, 3))))))
+    return x * gates.view(x.size(0), 8, 1, 1).expand_as(x)
+
+
+def mixed(net: Any, x: Tensor) -> Any:
+    x = net.c(x)
+    gates = torch.softmax(net.g(x.mean((2, 3))), 1)
+    return net.d(sum(gates[:, i : i + 1, None, None] * expert(x) for i, expert in enumerate((net.e, net.f))))
+
+
+def beside_itself(net: Any, x: Tensor) -> Any:
+    x = x - net.mean
+    return net.d(torch.cat([F.relu(net.c(x)), x], 1))
+
+
 GOOD: dict[str, nn.Module] = {
+    "squeeze and excite at the end": Written(excited, c=conv(3, 8), a=nn.Linear(8, 2), b=nn.Linear(2, 8)),
+    "experts and their gates": Written(mixed, c=conv(3, 8), g=nn.Linear(8, 2), e=conv(8, 8), f=conv(8, 8), d=conv(8, 2)),
+    "one of the answers": Written(lambda s, x: s.f(F.relu(s.c(x)).mean((2, 3)))[:, 1], c=conv(3, 8), f=nn.Linear(8, 3)),
+    "an image without means beside its map": Written(
+        beside_itself, c=conv(3, 8), d=conv(11, 2), mean=nn.Parameter(torch.rand(3, 1, 1), requires_grad=False)
+    ),
     "an image is added on the way": Written(lambda s, x: s.d(x + s.c(x)), c=conv(3, 3), d=conv(3, 8)),
     "a number a channel": Written(
         lambda s, x: s.d(s.c(x) * s.g), c=conv(3, 8), d=conv(8, 2), g=nn.Parameter(torch.randn(1, 8, 1, 1))
@@ -607,6 +633,18 @@ def hooked() -> nn.Module:
 
 reverse = Own.apply  # an alias, as people take it
 BAD: dict[str, tuple[nn.Module, str]] = {
+    "a shuffle of pixels": (
+        nn.Sequential(conv(3, 8), nn.PixelShuffle(2)),
+        "PixelShuffle.* use nn.Upsample, or F.interpolate, and a",
+    ),
+    "filters by a call": (
+        Written(lambda s, x: F.conv2d(s.c(x), s.c.weight), c=conv(3, 3)),
+        "a call of conv2d, .* use a layer, nn.Conv2d; .* go into the layer of the result",
+    ),
+    "parts of unknown number": (
+        Written(lambda s, x: sum(part for part in s.c(x).split(4, 1)), c=conv(3, 8)),
+        r"splits a map in parts whose number is not known; use chunk\(number, 1\)",
+    ),
     "computed from all numbers of a parameter": (
         Written(
             lambda s, x: s.d(s.c(x) * s.g.softmax(0).view(1, -1, 1, 1)),
@@ -2010,3 +2048,157 @@ def test_changes_draws_and_batches_that_would_be_misread(how: Callable[[Any, Ten
     old = Around(how, w=torch.rand(8))
     with pytest.raises(ValueError, match=words):
         convert(old, p6m if how is changed_places else p4, keep="channels")
+
+
+# --- all of space, on hexagonal lattices ---------------------------------------------------------------------------------------
+
+OVER_SPACE: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "mean": (lambda y: y.mean((2, 3)), lambda z: z.mean(-1)),
+    "pool": (lambda y: F.adaptive_avg_pool2d(y, 1).flatten(1), lambda z: z.mean(-1)),
+    "largest": (lambda y: y.amax((2, 3)), lambda z: z.amax(-1)),
+    "largest by a pool": (lambda y: F.adaptive_max_pool2d(y, 1).flatten(1), lambda z: z.amax(-1)),
+    "largest of a line": (lambda y: y.flatten(2).max(2)[0], lambda z: z.amax(-1)),
+    "smallest": (lambda y: y.neg().amin((2, 3)), lambda z: z.neg().amin(-1)),
+    "sum": (lambda y: torch.sigmoid(y).sum((2, 3)), lambda z: torch.sigmoid(z).sum(-1)),
+    "length": (lambda y: torch.sigmoid(y).norm(2, (2, 3)), lambda z: torch.sigmoid(z).norm(2, -1)),
+    "logarithm": (lambda y: y.logsumexp((2, 3)), lambda z: z.logsumexp(-1)),
+    "variance": (lambda y: y.var((2, 3), unbiased=False), lambda z: z.var(-1, unbiased=False)),
+    "spread": (lambda y: torch.std(y, (2, 3), correction=0), lambda z: z.std(-1, unbiased=False)),
+    "of channels too": (
+        lambda y: y - y.mean((1, 2, 3), keepdim=True).mean((2, 3), keepdim=True),
+        lambda z: z - z.mean((1, 3), keepdim=True),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OVER_SPACE)
+def test_hexagons_are_all_of_space(name: str) -> None:
+    how, expected = OVER_SPACE[name]
+    torch.manual_seed(0)
+    net: Any = convert(Written(lambda s, x: how(s.c(x)), c=conv(3, 8)).double(), p6m, keep="channels", pool=None).eval()
+    with torch.no_grad():
+        net.get_submodule("c").bias.fill_(-5.0)  # so that the zeros outside would be the largest
+    x = image(p6m, channels=3, size=9)
+    inside = domain_mask(p6m, (9, 9), x.device)
+    y = net(x)
+    seen = y[..., inside] if y.shape[-2:] == (9, 9) else y.flatten(2)
+    torch.testing.assert_close(seen, expected(net.c(x)[..., inside]))
+    torch.testing.assert_close(planar(net)(x), y)
+
+
+@pytest.mark.parametrize("norm", [nn.InstanceNorm2d(8, affine=True), nn.GroupNorm(2, 8), nn.GroupNorm(8, 8, affine=False)])
+def test_norms_of_samples_see_hexagons(norm: Any) -> None:
+    torch.manual_seed(0)
+    net: Any = convert(nn.Sequential(conv(3, 8), norm).double(), p6m, keep="channels", pool=None).eval()
+    made: Any = net.get_submodule("1").module
+    with torch.no_grad():
+        net.get_submodule("0").bias.fill_(-5.0)
+        for p in made.parameters():
+            p.copy_(torch.randn(8))
+    x = image(p6m, channels=3, size=9)
+    inside = domain_mask(p6m, (9, 9), x.device)
+    y = net(x)
+    z = net.get_submodule("0")(x)[..., inside].transpose(1, 2).flatten(0, 1)  # (N S, K, cells)
+    torch.testing.assert_close(y[..., inside].transpose(1, 2).flatten(0, 1), made(z))
+    assert y[..., ~inside].abs().max() == 0
+    torch.testing.assert_close(planar(net)(x), y)
+    assert equivariance_error(net, p6m, x) < 1e-10
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        (lambda y: y.std((2, 3)), "a std over space, .* with unbiased=False"),
+        (lambda y: y.norm(-1, (2, 3)), "a norm over space, .* that zeros do not change"),
+        (lambda y: F.interpolate(y, size=(17, 17)), "an interpolate to a size, .* give a whole scale_factor"),
+    ],
+)
+def test_what_hexagons_do_not_have(how: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        convert(Written(lambda s, x: how(s.c(x)), c=conv(3, 8)), p6)
+
+
+# --- sizes that turn, results with names, threads ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "size",
+    [lambda x: x.shape[-2:], lambda x: x.shape[2:], lambda x: x.size()[2:], lambda x: (x.size(2), x.shape[3])],
+    ids=["shape", "space", "size()", "axes"],
+)
+def test_maps_are_enlarged_to_images_that_are_not_square(size: Any) -> None:
+    def forward(net: Any, x: Tensor) -> Tensor:
+        return F.interpolate(net.d(F.relu(net.c(x))), size=size(x), mode="bilinear", align_corners=False)
+
+    x = torch.rand(1, 3, 17, 25, dtype=torch.float64)
+    net = convert(Written(forward, c=nn.Conv2d(3, 8, 3, 2, 1), d=conv(8, 2)).double(), p4m, example=x).eval()
+    assert net(x).shape == (1, 2, 17, 25)
+    assert equivariance_error(net, p4m, x) < 1e-10
+    torch.testing.assert_close(planar(net)(x), net(x))
+
+
+def test_sizes_that_do_not_turn_are_refused() -> None:
+    layers: dict[str, Any] = {"c": nn.Conv2d(3, 8, 3, 2, 1)}
+    fixed = Written(lambda s, x: F.interpolate(s.c(x), size=(16, 24), mode="bilinear"), **layers)
+    with pytest.raises(
+        ValueError, match=r"an interpolate, .* size \(=\(16, 24\)\) must be equal along axes \(0, 1\), which p4 mixes"
+    ):
+        convert(fixed, p4)
+    crossed = Written(lambda s, x: F.interpolate(s.c(x), size=(x.size(3), x.size(2)), mode="bilinear"), **layers)
+    with pytest.raises(ValueError, match=r"size \(=\(25, 17\)\) must be equal"):
+        convert(crossed, p4)(torch.rand(1, 3, 17, 25))
+
+
+class Pair(NamedTuple):
+    answers: Tensor
+    features: Tensor
+
+
+@dataclass
+class Found:
+    answers: Tensor
+    features: Tensor
+
+
+@pytest.mark.parametrize("kind", [Pair, Found])
+def test_results_with_names_keep_them(kind: Any) -> None:
+    def forward(net: Any, x: Tensor) -> Any:
+        features = net.c(x)
+        return kind(net.d(F.relu(features)), features=features)
+
+    x = image(p4, channels=3, size=9, dtype=torch.float32)
+    net = convert(Written(forward, c=conv(3, 8), d=conv(8, 2)), p4, example=x).eval()
+    y = net(x)
+    assert isinstance(y, kind)
+    torch.testing.assert_close(planar(net)(x).answers, y.answers)
+    for name in ("answers", "features"):
+        assert equivariance_error(Written(lambda s, x, of=name: getattr(s.net(x), of), net=net), p4, x) < 1e-4
+
+
+def test_networks_are_converted_by_several_threads() -> None:
+    failed: list[BaseException] = []
+    net = nn.Sequential(conv(3, 8), nn.ReLU(), conv(8, 2))
+
+    def work() -> None:
+        try:
+            for _ in range(4):
+                planar(convert(net, p4))
+        except ValueError as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    with torch.autocast("cpu"):  # it is torch's own again
+        assert conv(3, 8)(torch.rand(1, 3, 5, 5)).dtype == torch.bfloat16
+
+
+def test_examples_need_numbers() -> None:
+    with torch.device("meta"):
+        net = nn.Sequential(conv(3, 8), nn.ReLU(), conv(8, 2))
+    assert next(convert(net, p4).parameters()).is_meta
+    with pytest.raises(ValueError, match="on the meta device, where no example can be tried"):
+        convert(net, p4, example=torch.rand(1, 3, 9, 9))

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from gcnn.functional import act
 from gcnn.groups import Group
 from gcnn.nn import CosetPool
+from gcnn.pointwise import TRACING
 from gcnn.rebuild import Converter, Value
 from gcnn.rebuild.layers import MODULES
 from gcnn.rebuild.trace import RefusedError, images_of, inputs_for, no_own_gradients, traced
@@ -67,6 +68,18 @@ def convert(
     """
     if not isinstance(group, Group):
         raise TypeError(f"convert: expected a Group, such as gcnn.p4m or GROUPS['p4m'], got {group!r}")
+    with TRACING:
+        return _converted(model, group, keep, pool, weights, example)
+
+
+def _converted(
+    model: nn.Module,
+    group: Group,
+    keep: Keep,
+    pool: Literal["mean", "max"] | None,
+    weights: bool,
+    example: Tensor | tuple[Tensor, ...] | None,
+) -> nn.Module:
     _check_options(model, group, keep, pool, weights, example)
     if isinstance(model, (*CONVS, *TRANSPOSED)):  # one layer
         model = nn.Sequential(model).train(model.training)
@@ -175,7 +188,10 @@ def _check_options(model: nn.Module, group: Group, keep: Keep, pool: str | None,
             )
     dims = {d for m in model.modules() for d, kind in enumerate(CONVS, 1) if isinstance(m, kind)}
     if not dims:
-        raise ValueError(f"convert: {type(model).__name__} has no convolution: there is nothing to make equivariant")
+        why = "there is nothing to make equivariant"
+        if any(isinstance(m, TRANSPOSED) for m in model.modules()):
+            why = "transposed ones take maps that convolutions have made, and no images or vectors"
+        raise ValueError(f"convert: {type(model).__name__} has no convolution: {why}")
     if dims != {group.dim}:
         several = " and ".join(f"Conv{d}d" for d in sorted(dims))
         raise ValueError(
@@ -183,6 +199,10 @@ def _check_options(model: nn.Module, group: Group, keep: Keep, pool: str | None,
             + (f"take a group of dimension {max(dims)}" if len(dims) == 1 else "convert the parts of one dimension alone")
         )
     given = () if example is None else images_of(example)
+    if given and any(p.is_meta for p in model.parameters()):
+        raise ValueError(
+            "convert: the network is on the meta device, where no example can be tried; leave that out, or use to_empty"
+        )
     for image in given:
         if not isinstance(image, Tensor):
             raise TypeError(f"convert: expected an example image, or a tuple of them for several inputs, got {image!r}")

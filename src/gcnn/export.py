@@ -21,10 +21,10 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from gcnn import lattice
 from gcnn.files import write_file
 from gcnn.nn import GBatchNorm
-from gcnn.nn.each import ChannelDropout, EachElement
+from gcnn.nn.each import ChannelDropout
 from gcnn.nn.module import GModule
 from gcnn.planes import Planar
-from gcnn.pointwise import InPlaceProxy
+from gcnn.pointwise import TRACING, InPlaceProxy
 
 __all__ = ["planar", "to_onnx"]
 
@@ -173,13 +173,14 @@ class _Tracer(fx.Tracer):
         return InPlaceProxy(node, self)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        ours = isinstance(m, GModule | GBatchNorm | ChannelDropout | EachElement)
+        ours = isinstance(m, GModule | GBatchNorm | ChannelDropout)
         return ours or super().is_leaf_module(m, module_qualified_name)
 
 
 def _traced(model: nn.Module) -> fx.Graph:
     try:
-        return _Tracer().trace(model)
+        with TRACING:
+            return _Tracer().trace(model)
     except (torch.fx.proxy.TraceError, TypeError, RuntimeError) as error:
         raise ValueError(f"planar: torch.fx cannot trace {type(model).__name__} ({error}); take its parts one by one") from error
 

@@ -35,7 +35,7 @@ from gcnn.nn import (
     GUpsample,
     Restrict,
 )
-from gcnn.nn.each import AtOnePlace, ChannelDropout, EachElement, PadBoth, UpsampleTo
+from gcnn.nn.each import AtOnePlace, ChannelDropout, EachElement, FillOutside, PadBoth, UpsampleTo
 from gcnn.nn.module import GModule
 from gcnn.pointwise import (
     IN_PLACE,
@@ -338,12 +338,34 @@ class Planar(NewGraph):
 
     def _each(self, name: str, module: EachElement, v: Value) -> Value:
         made = copy.deepcopy(module.module)
+        if not module.group.fills_box and v.rank is None:
+            raise self._unknown(name, module)
+        if not module.group.fills_box and v.rank != 3:
+            return self._each_inside(module, v)
         v = self._clean(v)._replace(lattice=None, clean=False)
         if v.elements is not None:
             images = v.x.unflatten(1, (v.elements, -1)).flatten(0, 1)  # (N S, K, *X)
             return v.into(self._insert(name, made, images).unflatten(0, (-1, v.elements)).flatten(1, 2))
         turned = v.x.transpose(1, 2)
         return v.into(self._insert(name, made, turned.flatten(0, 1)).unflatten(0, (-1, turned.size(1))).transpose(1, 2))
+
+    def _each_inside(self, module: EachElement, v: Value) -> Value:
+        """The statistics of what lies in the domain of a hexagonal lattice."""
+        group, norm = module.group, module.module
+        mask, each = self._domain(group, v), norm.num_channels // norm.num_groups
+        x = self._by_element(v._replace(x=self._fill(v, group)), group.order)  # (N, S, K, *X)
+        y = self._fine(x).unflatten(2, (norm.num_groups, each))
+        over, count = tuple(range(3, 4 + group.dim)), mask.sum() * each
+        centred = torch.where(mask, y - y.sum(over, True) / count, 0.0)
+        y = (centred * ((centred * centred).sum(over, True) / count + norm.eps).rsqrt()).flatten(2, 3)
+        shape = (-1, *(1,) * group.dim)
+        y = y if norm.weight is None else y * self._constant(norm.weight.reshape(shape))
+        y = y if norm.bias is None else y + self._constant(norm.bias.reshape(shape))
+        channels = norm.num_channels
+        return v.into(y.type_as(x).flatten(1, 2), elements=group.order, channels=channels, lattice=group, clean=False)
+
+    def _fill_outside(self, name: str, module: FillOutside, v: Value) -> Value:
+        return v.into(self._fill(v, module.group, module.value), lattice=None, clean=False)
 
     def _at_one_place(self, name: str, module: AtOnePlace, v: Value) -> Value:
         y = self._map(v).flatten(2).unflatten(2, (module.group.order, 1))  # an error for other sizes
@@ -416,6 +438,7 @@ class Planar(NewGraph):
         GSubsample: _subsample,
         GPool: _group_pool,
         EachElement: _each,
+        FillOutside: _fill_outside,
         AtOnePlace: _at_one_place,
         ChannelDropout: _same,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import threading
 from typing import Any
 
 import torch
@@ -52,6 +53,10 @@ POINTWISE_METHODS = {f for f in KEEP_ZERO | KEEP_ZERO_OF_TWO if isinstance(f, st
     *("sigmoid", "sigmoid_", "div", "div_", "pow", "exp", "exp_", "log", "cos", "clamp", "clamp_", "clip", "clip_", "type_as"),
     *("clamp_min_", "clamp_max_"),
 }
+
+
+TRACING = threading.RLock()
+"""For who traces: torch.fx, and what we refuse while it works, change torch for all threads until they are done."""
 
 
 class InPlaceProxy(fx.Proxy):

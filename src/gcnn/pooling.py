@@ -261,21 +261,10 @@ def upsample(
         if value is not None:
             check_axes(group, f"upsample: {name}", as_tuple(group, value, name))
     if group.fills_box:
-        shape = x.shape[-group.dim :]
         if size is None:
             factors = as_tuple(group, scale_factor, "scale_factor")
-            target = [n * k for n, k in zip(shape, factors, strict=True)]
-        else:
-            target, factors = list(as_tuple(group, size, "size")), (1,)
-        if size is not None and mode == "nearest":
-            if any(m % n for m, n in zip(target, shape, strict=True)):
-                raise ValueError(
-                    f"upsample: nearest neighbours from {tuple(shape)} to {tuple(target)} favour one side; "
-                    'use a multiple of the size, or mode="linear"'
-                )
-            factors = tuple(m // n for m, n in zip(target, shape, strict=True))
-        theirs = torch_mode(mode, group.dim, max(factors))
-        return on_planes(group, x, lambda planes: F.interpolate(planes, target, mode=theirs, align_corners=align_corners))
+            size = tuple(n * k for n, k in zip(x.shape[-group.dim :], factors, strict=True))
+        return upsample_to(group, x, as_tuple(group, size, "size"), mode, align_corners)
     if mode != "linear" or scale_factor is None or align_corners is not None:
         raise ValueError(
             f'upsample: on the hexagonal lattice of {group.name} give a scale_factor and mode="linear" alone; '
@@ -287,6 +276,21 @@ def upsample(
     single = mask_outside(group, x).flatten(0, -group.dim - 1)[:, None]  # (N K S, 1, *X)
     y = spread(single, kernel[None, None], stride=scale, padding=[k - 1 for k in scale])
     return mask_outside(group, y[:, 0].unflatten(0, x.shape[: -group.dim]))
+
+
+def upsample_to(group: Group, x: Tensor, size: tuple[int, ...], mode: str, align_corners: bool | None) -> Tensor:
+    """The map enlarged to a size that turns with it, on a lattice whose boxes the group maps to boxes."""
+    shape = x.shape[-group.dim :]
+    factors: tuple[int, ...] = (1,)
+    if mode == "nearest":
+        if any(m % n for m, n in zip(size, shape, strict=True)):
+            raise ValueError(
+                f"upsample: nearest neighbours from {tuple(shape)} to {tuple(size)} favour one side; "
+                'use a multiple of the size, or mode="linear"'
+            )
+        factors = tuple(m // n for m, n in zip(size, shape, strict=True))
+    theirs = torch_mode(mode, group.dim, max(factors))
+    return on_planes(group, x, lambda planes: F.interpolate(planes, size, mode=theirs, align_corners=align_corners))
 
 
 def torch_mode(mode: str, dim: int, factor: float) -> str:

@@ -10,22 +10,50 @@ from torch import Tensor, nn
 
 from gcnn.checks import check_axes
 from gcnn.groups import Group
+from gcnn.lattice import domain_mask, mask_outside
 from gcnn.nn.module import GModule
-from gcnn.pooling import on_planes, upsample
+from gcnn.pooling import fine, on_planes, upsample, upsample_to
 
 
-class EachElement(nn.Module):
-    """A module of images on the map (N, K, *X) of every element by itself: a norm with statistics of one sample."""
+class EachElement(GModule):
+    """A norm with statistics of one sample, on the map (N, K, *X) of every element by itself: of its domain, where it has one."""
 
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
+    def __init__(self, group: Group, module: nn.GroupNorm) -> None:
+        super().__init__(group)
         self.module = module
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, K, S, *X) to the same."""
-        images = self.module(x.transpose(1, 2).flatten(0, 1))  # (N S, K, *X)
-        maps: Tensor = images.unflatten(0, (x.shape[0], x.shape[2])).transpose(1, 2)
-        return maps
+        images = x.transpose(1, 2).flatten(0, 1)  # (N S, K, *X)
+        images = self.module(images) if self.group.fills_box or x.ndim == 3 else self._inside(images)
+        return images.unflatten(0, (x.shape[0], x.shape[2])).transpose(1, 2)
+
+    def _inside(self, images: Tensor) -> Tensor:
+        """The norm of what lies in the hexagon, and zeros outside."""
+        group, norm = self.group, self.module
+        mask = domain_mask(group, images.shape[2:], images.device)
+        y = fine(mask_outside(group, images)).unflatten(1, (norm.num_groups, -1))
+        over, count = tuple(range(2, y.ndim)), mask.sum() * y.shape[2]
+        centred = torch.where(mask, y - y.sum(over, True) / count, 0.0)
+        y = (centred * (centred.square().sum(over, True) / count + norm.eps).rsqrt()).flatten(1, 2)
+        shape = (-1, *(1,) * group.dim)
+        y = y if norm.weight is None else y * norm.weight.view(shape)
+        y = y if norm.bias is None else y + norm.bias.view(shape)
+        return mask_outside(group, y).to(images.dtype)
+
+
+class FillOutside(GModule):
+    """Sets what lies outside the domain of a hexagonal lattice to a value that a reduction over space leaves out."""
+
+    _shown = ("value",)
+
+    def __init__(self, group: Group, value: float) -> None:
+        super().__init__(group)
+        self.value = value
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`x` with the value there."""
+        return mask_outside(self.group, x, self.value)
 
 
 class ChannelNorm(nn.LayerNorm):
@@ -70,18 +98,20 @@ class AtOnePlace(GModule):
 
 
 class UpsampleTo(GModule):
-    """Enlarges a map to a size that is known only when it runs."""
+    """Enlarges a map to a size that is known only when it runs; `turns` if it is that of a map or an image, and turns with it."""
 
     _shown = ("mode", "align_corners")
 
-    def __init__(self, group: Group, mode: str, align_corners: bool | None) -> None:
+    def __init__(self, group: Group, mode: str, align_corners: bool | None, turns: bool = False) -> None:
         super().__init__(group)
         self.mode = mode if mode == "nearest" else "linear"
-        self.align_corners = align_corners
+        self.align_corners, self.turns = align_corners, turns
 
     def forward(self, x: Tensor, size: Any) -> Tensor:
         """`x`, enlarged to `size`, one number an axis, or one for all."""
         sizes = (size,) * self.group.dim if isinstance(size, int) else tuple(size)
+        if self.turns:
+            return upsample_to(self.group, x, sizes, self.mode, self.align_corners)
         return upsample(self.group, x, sizes, None, self.mode, self.align_corners)
 
 

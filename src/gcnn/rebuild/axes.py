@@ -7,10 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from gcnn.pointwise import POINTWISE_METHODS
-from gcnn.rebuild import layers
 from gcnn.rebuild.graph import from_pool
 from gcnn.rebuild.values import Value, arguments
 
@@ -64,9 +63,12 @@ def _is_one_number(net: Converter, node: fx.Node, x: Value) -> bool:
 def flattened(net: Converter, node: fx.Node, x: Value) -> Value:
     """A flatten, of all but the batch or of space alone; of the batch too where a sample has one number."""
     named = arguments(node, "start_dim", "end_dim")
-    if (named.get("start_dim", 0), named.get("end_dim", -1)) == (0, -1) and _is_one_number(net, node, x):
-        return _as_numbers(net, node, x)
     return _flat(net, node, x, named.get("start_dim", 0), named.get("end_dim", -1))
+
+
+def flatten_layer(net: Converter, name: str, module: nn.Flatten, x: Value) -> Value:
+    """The same by a layer."""
+    return _flat(net, net.present, x, module.start_dim, module.end_dim)
 
 
 def viewed(net: Converter, node: fx.Node, x: Value) -> Value:
@@ -230,13 +232,27 @@ def _is_channels(net: Converter, x: Value, node: Any) -> bool:
 
 
 def _flat(net: Converter, node: fx.Node, x: Value, start: Any, end: Any = -1) -> Value:
+    if (start, end) == (0, -1) and _is_one_number(net, node, x):
+        return _as_numbers(net, node, x)
     if start == 2 and end in (-1, net.rank(x) - 1) and x.kind in ("map", "line") and not x.last:
         x = net.same_or_copied(node, x) if x.memory else x
         return x if net.group.dim == 1 else replace(x, kind="line", axes=1)
     if start != 1 or end not in (-1, net.rank(x) - 1):
         known = "flatten(1) and a mean over space are known, and nn.ChannelShuffle for views that shuffle channels"
-        raise net.refusal(f"{node.name}, a {node.target} to a shape of its own,", x, known)
-    return layers.flat_map(net, node.name, x)
+        how = "Flatten" if node.op == "call_module" else getattr(node.target, "__name__", node.target)
+        raise net.refusal(f"{node.name}, a {how} to a shape of its own,", x, known)
+    return _flat_map(net, node.name, x)
+
+
+def _flat_map(net: Converter, name: str, x: Value) -> Value:
+    """A map that is flat for the old network, and waits as it is for a linear layer to say what it takes."""
+    if x.kind == "image":
+        raise net.refusal(f"{name}, a flatten,", x)
+    if x.kind == "map" and x.memory and not x.last:  # there it is a copy
+        x = net.same_or_copied(net.present, x)
+    if x.kind == "map" and not x.single and not x.last and net.ends_at_one_place(net.present, x):
+        return net.single(x, name)
+    return x if x.kind == "fibre" else replace(x, kind="flat")
 
 
 def _with_channels_moved(x: Value) -> Value:

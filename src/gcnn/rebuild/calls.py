@@ -73,7 +73,7 @@ def _group_norm(net: Converter, node: fx.Node, x: Value) -> Value:
         norm = nn.GroupNorm(groups, x.new, named.get("eps", 1e-5), numbers[0] is not None)
         if numbers[1] is None:
             norm.register_parameter("bias", None)
-        return EachElement(norm)
+        return EachElement(net.group, norm)
 
     made: Any = net.layer(node.name, net.model, make)
     _take_numbers(net, made.module, numbers)
@@ -110,29 +110,34 @@ def _pool(net: Converter, node: fx.Node, x: Value) -> Value:
 
 
 def _is_size_of(net: Converter, x: Value, node: fx.Node, size: Any) -> bool:
-    """Whether `size` is that of what a pool gets, in space: `x.shape[2:]`, a list of `x.size(2)` ..., or one of a square map."""
-    rank, dim = net.rank(x), net.group.dim
+    """Whether `size` is that of what a pool gets, in space, or one number of a square map."""
+    rank = net.rank(x)
     pooled = _root(node.args[0] if node.args else node.kwargs.get("input"))
-    if isinstance(size, list | tuple):
-        return [_axis_of(pooled, each, rank) for each in size] == list(range(2, rank))
-    found = _axis_of(pooled, size, rank)
-    if found in (slice(2, None), slice(-dim, None), slice(2, rank)):
+    if _whose_space(size, rank) is pooled:
         return True
-    return isinstance(found, int) and found >= 2 and len(net.group.axis_classes) == 1
+    whose, axis = _axis_of(size, rank)
+    return whose is pooled and isinstance(axis, int) and axis >= 2 and len(net.group.axis_classes) == 1
 
 
-def _axis_of(x: Any, size: Any, rank: int) -> Any:
-    """Of which axis, or slice of axes, of `x` this is the size; None if it is not."""
+def _whose_space(size: Any, rank: int) -> Any:
+    """Of what this is the size in space, `x.shape[2:]` or a list of `x.size(2)` ...; None if it is not of one thing."""
+    if isinstance(size, list | tuple):
+        found = [_axis_of(each, rank) for each in size]
+        return found[0][0] if found == [(found[0][0], axis) for axis in range(2, rank)] else None
+    whose, axes = _axis_of(size, rank)
+    return whose if axes in (slice(2, None), slice(2 - rank, None), slice(2, rank)) else None
+
+
+def _axis_of(size: Any, rank: int) -> tuple[Any, Any]:
+    """Of what, and of which axis or slice of its axes, this is the size; None if it is not."""
     if not isinstance(size, fx.Node) or size.target not in ("size", operator.getitem) or len(size.args) != 2:
-        return None
+        return None, None
     whole: Any = size.args[0]
     index: Any = size.args[1]
     if size.target is operator.getitem:
         shape = isinstance(whole, fx.Node) and (whole.target == "size" or (whole.target is getattr and whole.args[1] == "shape"))
         whole = whole.args[0] if shape else None
-    if _root(whole) is not x:
-        return None
-    return index % rank if isinstance(index, int) else index
+    return _root(whole), index % rank if isinstance(index, int) else index
 
 
 def _root(x: Any) -> Any:
@@ -163,7 +168,17 @@ def _interpolate(net: Converter, node: fx.Node, x: Value) -> Value:
     if scale is not None or isinstance(size, int):
         make = partial(GUpsample, net.group, size, whole(scale), mode, corners)
         return net.insert(node.name, net.layer(node.name, nn.Upsample(size, scale, mode), make), x)
-    made = UpsampleTo(net.group, mode, corners)
+    if not net.group.fills_box:
+        remedy = f'{net.group} maps hexagons; give a whole scale_factor and mode="bilinear"'
+        raise net.refusal(f"{node.name}, an interpolate to a size,", x, remedy)
+    if isinstance(size, list | tuple) and all(isinstance(n, int) for n in size):
+        try:
+            check_axes(net.group, "size", size)
+        except ValueError as error:
+            raise net.refusal(f"{node.name}, an interpolate,", x, str(error)) from None
+    whose = _whose_space(size, net.group.dim + 2)
+    seen = net.value(whose)
+    made = UpsampleTo(net.group, mode, corners, whose is not None and seen.kind in ("image", "map") and not seen.last)
     new = net.add(node.name, made)
     sizes = fx.map_arg(size, lambda n: net.value(n).node)
     return x.anew(net.graph.call_module(new, (x.node, sizes)))
@@ -261,6 +276,15 @@ def _item(net: Converter, node: fx.Node, x: Value) -> Value:
             return axes.with_axes(net, x, space - len(rest))
         if space + len(rest) <= net.group.dim and all(i is None for i in rest):
             return axes.with_axes(net, x, space + len(rest))
+    one, last = len(steps) > 1 and steps[0] == whole, steps[2:]
+    if one and last and axes.at_one_place(x) and _is_slice(steps[1]) and all(i is None for i in last):  # g[:, :3, None, None]
+        start, end, step = steps[1].indices(x.old)
+        if step == 1 and space + len(last) <= net.group.dim:
+            return axes.with_axes(net, _channels(net, node, x, start, end), space + len(last))
+    if one and not last and isinstance(steps[1], int) and _answers(net, node, x):  # y[:, 0]
+        y = net.pooled(x)
+        some = net.graph.call_function(operator.getitem, (y.node, index))
+        return replace(y, node=some, kind="other", squeezed=x.kind == "map")
     if len(rest) == space == net.group.dim and x.kind in ("image", "map") and not x.last and all(map(_is_slice, rest)):
         return _window(net, node, x, rest)
     of_channels = len(steps) > 1 and isinstance(steps[1], slice) and all(i in (whole, ...) for i in (steps[0], *steps[2:]))
@@ -278,6 +302,12 @@ def _item(net: Converter, node: fx.Node, x: Value) -> Value:
         start, end, _ = steps[1].indices(x.old)
         return _channels(net, node, x, start, end)
     return net.pointwise(node, pointwise=False)
+
+
+def _answers(net: Converter, node: fx.Node, x: Value) -> bool:
+    """Whether the channels are results, each of them what it was."""
+    whole = x.kind in ("map", "fibre") and not x.last and x.old == x.new > 0
+    return whole and net.pool is not None and net.is_result(node)
 
 
 def _glu(net: Converter, node: fx.Node, x: Value) -> Value:
@@ -319,7 +349,10 @@ def _reduced(net: Converter, node: fx.Node, x: Value) -> Value:
     over = (*(1,) * (places >= channels), *range(-net.group.dim * (places >= space), 0)) if space else (1,)
     named = {k: v for k, v in named.items() if k in ("p", "unbiased", "correction", "dtype")}
     how = {"max": "amax", "min": "amin"}.get(how, how)
-    x = x.anew(net.graph.call_method(how, (x.node,), {"dim": over, "keepdim": keepdim, **named}))
+    if space and places >= space and not net.group.fills_box:
+        x = _over_domain(net, f"{node.name}, a {how} over space,", how, x, over, keepdim, named)
+    else:
+        x = x.anew(net.graph.call_method(how, (x.node,), {"dim": over, "keepdim": keepdim, **named}))
     if places >= channels:
         x = replace(x, old=min(x.old, 1), new=min(x.new, 1))
     if not space or not places >= space:
@@ -327,6 +360,24 @@ def _reduced(net: Converter, node: fx.Node, x: Value) -> Value:
     if keepdim:
         return replace(x, single=True)
     return replace(x, kind="other" if x.kind == "image" else "fibre", last=False, axes=0)
+
+
+def _over_domain(
+    net: Converter, what: str, how: str, x: Value, over: tuple[int, ...], keepdim: bool, options: dict[str, Any]
+) -> Value:
+    """A reduction over the hexagon that the group maps to itself."""
+    if how in ("std", "var"):
+        if options.get("unbiased", options.get("correction", 1)) not in (False, 0):
+            raise net.refusal(what, x, f"{net.group} maps hexagons, where it is known with unbiased=False")
+        centre = _over_domain(net, what, "mean", x, over, True, {})
+        squares = net.graph.call_method("square", (net.graph.call_function(operator.sub, (x.node, centre.node)),))
+        y = _over_domain(net, what, "mean", x.anew(squares), over, keepdim, {})
+        return y if how == "var" else y.anew(net.graph.call_method("sqrt", (y.node,)))
+    p = options.get("p", 2)
+    if isinstance(p, int | float) and p < 0:
+        raise net.refusal(what, x, f"{net.group} maps hexagons, where norms are known that zeros do not change")
+    y = layers.outside_left_out(net, how, x)
+    return y.anew(net.graph.call_method(how, (y.node,), {"dim": over, "keepdim": keepdim, **options}))
 
 
 _AGAIN = {"mean", "sum", "amax", "amin", "max", "min"}  # axis by axis they are what they are over all

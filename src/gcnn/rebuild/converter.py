@@ -6,10 +6,11 @@ import copy
 import math
 import operator
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from gcnn.groups import Group
@@ -17,7 +18,17 @@ from gcnn.nn import CosetPool
 from gcnn.nn.each import AtOnePlace
 from gcnn.pointwise import ALIASES, IN_PLACE, POINTWISE_FUNCTIONS, POINTWISE_METHODS, POINTWISE_MODULES
 from gcnn.rebuild import calls, layers, parameters
-from gcnn.rebuild.graph import changes, copy_matters, ends, feeds_layers, from_pool, heads, images, leads_to_results
+from gcnn.rebuild.graph import (
+    changes,
+    copy_matters,
+    ends,
+    feeds_layers,
+    from_pool,
+    heads,
+    images,
+    leads_to_results,
+    meets_maps,
+)
 from gcnn.rebuild.values import (
     BY_SAMPLE,
     CONVS,
@@ -38,6 +49,22 @@ AS_METHODS: dict[Any, str] = {
 }
 
 
+_BY_CALL = "use a layer, nn.Conv2d; filters of your own, and functions of filters, go into the layer of the result"
+_STACK = "add them up, or concatenate them along the channels, axis 1"
+_SHUFFLE = "use nn.Upsample, or F.interpolate, and a convolution"
+REMEDIES: dict[Any, str] = {
+    **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d), _BY_CALL),
+    **dict.fromkeys((nn.PixelShuffle, nn.PixelUnshuffle, F.pixel_shuffle, F.pixel_unshuffle), _SHUFFLE),
+    torch.stack: _STACK,
+}
+"""Ways out for what is often met and is not known."""
+
+
+def _makes_record(target: Any) -> bool:
+    """Whether this is a class of named tuples, or a dataclass, that a forward returns."""
+    return isinstance(target, type) and ((issubclass(target, tuple) and hasattr(target, "_fields")) or is_dataclass(target))
+
+
 class Converter:
     """Rebuilds a traced graph node by node."""
 
@@ -55,7 +82,8 @@ class Converter:
         self.heads, self.images, self.ends = set(heads(model, graph)), images(model, graph), ends(model, graph)
         called = {name: [n for n in graph.nodes if n.op == "call_module" and n.target == name] for name in self.heads}
         # with weights, a mean before another layer would not be the mean of the answers
-        self.final = {name for name, nodes in called.items() if not (weights and any(feeds_layers(model, n) for n in nodes))}
+        stay = {name: any((weights and feeds_layers(model, n)) or meets_maps(model, n) for n in called[name]) for name in called}
+        self.final = {name for name in called if not stay[name]}
         self.in_place = any(changes(model, node) for node in graph.nodes)
         self.multiple, self.unit = 1, 0
 
@@ -133,6 +161,9 @@ class Converter:
         def result(n: fx.Node, x: Value) -> Any:
             if x.kind == "parts":
                 return tuple(result(n, part) for part in x.node)
+            if x.kind == "record":
+                args, kwargs = fx.map_arg((x.node.args, x.node.kwargs), lambda each: result(each, self.values[each]))
+                return self.graph.call_function(x.node.target, args, kwargs)
             if x.of is not None and x.of.kind != "image":
                 raise self.refusal("a shape as a result", Value(None), "return its entries, x.shape[2]")
             if x.kind not in ("size", "shape"):
@@ -187,7 +218,7 @@ class Converter:
             )
         if isinstance(module, POINTWISE_MODULES) or type(module).__name__ in BY_SAMPLE:
             return self.kept(name, module, x)
-        raise self.refusal(f"{name} ({type(module).__name__})", x)
+        raise self.refusal(f"{name} ({type(module).__name__})", x, REMEDIES.get(type(module), ""))
 
     def _call_function(self, node: fx.Node) -> Value:
         return self._operation(node, POINTWISE_FUNCTIONS)
@@ -198,6 +229,8 @@ class Converter:
     def _operation(self, node: fx.Node, pointwise: Any) -> Value:
         """A function or a method: by the tables of `calls`, or number by number."""
         target: Any = node.target
+        if _makes_record(target):
+            return Value(node, "record")
         x = self.value(node.args[0] if node.args else next(iter(node.kwargs.values()), None))
         if target in calls.OF_ANYTHING:
             return calls.OF_ANYTHING[target](self, node, x)
@@ -266,7 +299,7 @@ class Converter:
         like = max(maps, key=lambda v: (v.kind != "image", v.old, not v.single))
         what = f"{node.name}, a call of {getattr(node.target, '__name__', node.target)},"
         if not pointwise:
-            raise self.refusal(what, like)
+            raise self.refusal(what, like, REMEDIES.get(node.target, ""))
         if "image" in kinds and like.kind == "map":  # an image is a map that is the same on every element
             if like.new != like.old or like.last or node.target in IN_PLACE:
                 raise self.refusal(
@@ -309,6 +342,10 @@ class Converter:
         else:  # what is unpickled is traced again, and would make `x += y` a sum
             made = self.graph.call_method(method, fx.map_arg(node.args, lambda n: nodes[n]))
         like = replace(like, node=made, single=all(v.single for v in maps))
+        if like.kind == "image" and not like.old:  # a mean of each channel tells how many there are
+            shapes = [self.held(v).shape for v in inputs.values() if self.waits(v)]
+            channels = max((s[-1 - self.group.dim] for s in shapes if len(s) > self.group.dim), default=0)
+            like = replace(like, old=channels, new=channels) if channels > 1 else like
         if changes(self.model, node) or node.target in ALIASES:
             return like
         return replace(like, narrowed=False, memory=like.memory if len({v.memory for v in maps}) == 1 else "unknown")

@@ -8,11 +8,22 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from gcnn.nn import GAvgPool, GMaxPool
 from gcnn.pointwise import ALIASES, IN_PLACE, POINTWISE_FUNCTIONS, POINTWISE_METHODS, POINTWISE_MODULES
-from gcnn.rebuild.values import ADAPTIVE, AVG_POOLS, CONVS, FUNCTIONAL_POOLS, INSTANCE_NORMS, MAX_POOLS, NORMS, PADS, TRANSPOSED
+from gcnn.rebuild.values import (
+    ADAPTIVE,
+    AVG_POOLS,
+    CONVS,
+    FUNCTIONAL_POOLS,
+    INSTANCE_NORMS,
+    MAX_POOLS,
+    NORMS,
+    PADS,
+    TRANSPOSED,
+    attribute,
+)
 
 # what images may go through, or meet each other in, on the way to a convolution
 _MEETING = (torch.cat, torch.concat, torch.concatenate, operator.getitem, "expand", "repeat")
@@ -37,6 +48,25 @@ def heads(model: nn.Module, graph: fx.Graph) -> Iterator[str]:
             yield str(node.target)
         if not isinstance(module, (*CONVS, *TRANSPOSED, nn.Linear)) or getattr(module, "groups", 1) > 1:  # keeps its channels
             waiting += node.all_input_nodes
+
+
+def meets_maps(model: nn.Module, node: fx.Node) -> bool:
+    """Whether what a layer gives meets, on its way to the result, what a convolution gave: then it is no answer by itself."""
+    waiting, after = [node], {node}
+    while waiting:
+        new = [user for user in waiting.pop().users if user not in after]
+        after.update(new)
+        waiting += new
+    for user in after - {node}:
+        waiting = [n for n in user.all_input_nodes if n not in after]
+        while waiting:
+            before = waiting.pop()
+            module = model.get_submodule(str(before.target)) if before.op == "call_module" else None
+            if isinstance(module, (*CONVS, *TRANSPOSED)):
+                return True
+            if before.target not in ("size", getattr) and not isinstance(module, nn.Linear):
+                waiting += before.all_input_nodes
+    return False
 
 
 def ends(model: nn.Module, graph: fx.Graph) -> set[fx.Node]:
@@ -169,6 +199,14 @@ def _pointwise(node: fx.Node) -> bool:
 
 
 def _channels_stay(model: nn.Module, node: Any, start: fx.Node) -> bool:
-    while isinstance(node, fx.Node) and node is not start and _passes(model, node):
-        node = node.all_input_nodes[0]
+    while isinstance(node, fx.Node) and node is not start and _passes(model, node, numbers=True):
+        if any(n.op == "get_attr" and _spreads(model, n) for n in node.all_input_nodes):
+            return False
+        node = next(n for n in node.all_input_nodes if n.op != "get_attr")
     return node is start
+
+
+def _spreads(model: nn.Module, node: fx.Node) -> bool:
+    """Whether an image of one channel that meets this parameter gets more: it may then have had one."""
+    held = attribute(model, str(node.target))
+    return not isinstance(held, Tensor) or held.numel() > 1

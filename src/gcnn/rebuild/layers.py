@@ -14,8 +14,9 @@ from torch import Tensor, fx, nn
 
 from gcnn.indices import support
 from gcnn.nn import GAdaptiveAvgPool, GAvgPool, GBatchNorm, GConv, GConvTranspose, GLinear, GMaxPool, GUpsample, LiftConv
-from gcnn.nn.each import ChannelDropout, ChannelNorm, EachElement, PadBoth
+from gcnn.nn.each import ChannelDropout, ChannelNorm, EachElement, FillOutside, PadBoth
 from gcnn.pointwise import POINTWISE_MODULES
+from gcnn.rebuild import axes
 from gcnn.rebuild.values import (
     ADAPTIVE,
     AVG_POOLS,
@@ -76,9 +77,9 @@ def _conv(net: Converter, name: str, module: Any, x: Value) -> Value:
 def _check_sides(net: Converter, name: str, module: Any) -> None:
     """Refuses filters that are longer along one of the axes that the group mixes: the group would turn them."""
     sides = module.kernel_size
-    if all(len({sides[i] for i in axes}) == 1 for axes in net.group.axis_classes):
+    if all(len({sides[i] for i in mixed}) == 1 for mixed in net.group.axis_classes):
         return
-    equal = tuple(max(sides[i] for i in axes) for n in range(net.group.dim) for axes in net.group.axis_classes if n in axes)
+    equal = tuple(max(sides[i] for i in mixed) for n in range(net.group.dim) for mixed in net.group.axis_classes if n in mixed)
     others = {2: "p2, pm or pmm", 3: "D2h or, if two sides are equal, D4h"}[net.group.dim]
     raise ValueError(
         f"convert: {name} ({module}): kernel_size (={sides}) is not equal along axes that {net.group} mixes; use {equal}, padded "
@@ -189,7 +190,16 @@ def _group_norm(net: Converter, name: str, module: Any, x: Value) -> Value:
         raise net.refusal(f"{name} ({module})", x, "normalise the channels of maps, before they are flattened")
     groups = x.new if isinstance(module, INSTANCE_NORMS) else divisor(x.new, module.num_groups)
     make = partial(nn.GroupNorm, groups, x.new, module.eps, module.affine)
-    return _taken_over(net, name, module, x, lambda: EachElement(_with_bias_of(module, make())))
+    return _taken_over(net, name, module, x, lambda: EachElement(net.group, _with_bias_of(module, make())))
+
+
+def outside_left_out(net: Converter, how: str, x: Value) -> Value:
+    """A map or an image of which a reduction over all of space takes the domain alone."""
+    fill = {"sum": 0.0, "norm": 0.0, "amax": -math.inf, "logsumexp": -math.inf, "amin": math.inf}
+    if net.group.fills_box:
+        return x
+    made = GAdaptiveAvgPool(net.group, 1) if how == "mean" else FillOutside(net.group, fill[how])
+    return net.insert(f"{net.present.name}_domain", made, x)
 
 
 def _layer_norm(net: Converter, name: str, module: nn.LayerNorm, x: Value) -> Value:
@@ -261,6 +271,7 @@ def max_over_space(net: Converter, what: str, size: Any, indices: bool, x: Value
     """The largest number of each channel."""
     if indices or size not in (1, (1,) * net.group.dim, [1] * net.group.dim) or x.kind not in ("map", "image"):
         raise net.refusal(what, x, "a maximum over all of space, output_size 1, is known")
+    x = outside_left_out(net, "amax", x)
     return replace(x.anew(net.graph.call_method("amax", (x.node, tuple(range(-net.group.dim, 0)), True))), single=True)
 
 
@@ -336,23 +347,6 @@ def _channel_dropout(net: Converter, name: str, module: Any, x: Value) -> Value:
     return net.kept(name, module, x) if x.kind == "image" else net.insert(name, ChannelDropout(module.p), x)
 
 
-def _flatten(net: Converter, name: str, module: nn.Flatten, x: Value) -> Value:
-    if module.start_dim != 1 or module.end_dim not in (-1, net.group.dim + 1):
-        raise net.refusal(f"{name} ({module})", x)
-    return flat_map(net, name, x)
-
-
-def flat_map(net: Converter, name: str, x: Value) -> Value:
-    """A map that is flat for the old network, and waits as it is for a linear layer to say what it takes."""
-    if x.kind == "image":
-        raise net.refusal(f"{name}, a flatten,", x)
-    if x.kind == "map" and x.memory and not x.last:  # there it is a copy
-        x = net.same_or_copied(net.present, x)
-    if x.kind == "map" and not x.single and not x.last and net.ends_at_one_place(net.present, x):
-        return net.single(x, name)
-    return x if x.kind == "fibre" else replace(x, kind="flat")
-
-
 MODULES: dict[Any, Callable[..., Value]] = {
     (*CONVS, *TRANSPOSED): _conv,
     nn.Linear: _linear,
@@ -364,7 +358,7 @@ MODULES: dict[Any, Callable[..., Value]] = {
     (nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d): _adaptive_max,
     nn.Upsample: _upsample,
     CHANNEL_DROPOUTS: _channel_dropout,
-    nn.Flatten: _flatten,
+    nn.Flatten: axes.flatten_layer,
     (nn.Softmax, nn.LogSoftmax, nn.Softmax2d): _softmax,
     nn.GLU: _glu,
     nn.ChannelShuffle: _shuffle,

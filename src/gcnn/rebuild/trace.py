@@ -203,6 +203,8 @@ class _Tracer(fx.Tracer):
         """The parts of a map, `for part in x.chunk(3, 1)`: as many as are asked for."""
         whole: Any = obj
         parts = _parts_of(obj.node)
+        if parts is None and obj.node.target in (torch.split, "split"):
+            raise RefusedError(f"{_place(self.names)} splits a map in parts whose number is not known; use chunk(number, 1)")
         return super().iter(obj) if parts is None else iter([whole[i] for i in range(parts)])
 
     def to_bool(self, obj: fx.Proxy) -> bool:

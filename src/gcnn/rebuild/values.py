@@ -42,10 +42,10 @@ class Value:
     """A value of the new network, and how it corresponds to the old one's."""
 
     node: Any
-    kind: Literal["image", "map", "fibre", "flat", "line", "shape", "size", "parts", "other"] = "other"
+    kind: Literal["image", "map", "fibre", "flat", "line", "shape", "size", "parts", "record", "other"] = "other"
     """(N, K, *X); (N, K, S, *X); (N, K, S); a map that was flattened, still a map; one of which the old network has fewer axes of
-    space, as after flatten(2), still a map; the shape of a map; numbers from it; a list of values; else. A parameter is the node
-    of the old network, which waits to see what it meets."""
+    space, as after flatten(2), still a map; the shape of a map; numbers from it; a list of values; a call of the old network that
+    makes a named tuple of results; else. A parameter is the node of the old network, which waits to see what it meets."""
     old: int = 0
     """Channels it had in the old network."""
     new: int = 0
