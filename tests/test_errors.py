@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gcnn import Oh, line, p4, p4m, p6, p6m, pm
-from gcnn.functional import correlate, planar_gcorr, transform_filter
+from gcnn.functional import act, correlate, planar_gcorr, planar_gcorr_transpose, transform_filter
 from gcnn.nn import (
     CosetPool,
     GAdaptiveAvgPool,
@@ -46,11 +46,11 @@ FUNCTIONS: list[tuple[Callable[[], Any], str]] = [
     ),
     (
         lambda: correlate(p4, zeros(1, 2, 4, 6, 6), zeros(1, 2, 16), None, (2, 2), padding="same"),
-        r'padding "same" with a kernel of even size \(2, 2\) favours one side',
+        r'padding "same" with the even kernel_size \(=\(2, 2\)\) pads one side more',
     ),
     (
         lambda: planar_gcorr(p4, zeros(1, 2, 4, 6, 6), transform_filter(p4, zeros(1, 2, 16), (2, 2)), padding="same"),
-        r'padding "same" with a kernel of even size \(2, 2\) favours one side',
+        r'padding "same" with the even kernel_size \(=\(2, 2\)\) pads one side more',
     ),
     (
         lambda: planar_gcorr(p4, zeros(1, 2, 4, 6, 6), transform_filter(p4, zeros(1, 2, 36), (3, 3)), padding=(1, 0)),
@@ -123,6 +123,34 @@ AT_CONSTRUCTION: list[tuple[Callable[[], Any], type[Exception], str]] = [
         ValueError,
         r"output_padding \(=1\) pads one side only, .* kernel_size 4, stride 2, padding 1",
     ),
+    (
+        lambda: GConv(p4m, 4, 4, 3)(torch.rand(1, 4, 8, 2, 2)),
+        ValueError,
+        r"GConv\(p4m, 4 -> 4\): a window of \(3, 3\) cells does not fit a map of \(2, 2\) .* give larger images, or pad more",
+    ),
+    (
+        lambda: GConv(p4m, 64, 64, 3, dilation=2)(torch.rand(1, 64, 8, 4, 4)),
+        ValueError,
+        r"GConv\(p4m, 64 -> 64\): a window of \(3, 3\) cells does not fit a map of \(4, 4\) with padding \(0, 0\) and dilation \(2, 2\)",
+    ),
+    (lambda: GMaxPool(p4, 5)(torch.rand(1, 2, 4, 3, 3)), ValueError, r"GMaxPool\(p4\): a window of \(5, 5\) cells does not fit"),
+    (
+        lambda: GConv(p4, 2, 2, 3)(torch.rand(1, 2, 4, 5, 5).double()),
+        ValueError,
+        r"GConv\(p4, 2 -> 2\): expected input of its own dtype torch.float32, got torch.float64; use x.to\(torch.float32\)",
+    ),
+    (
+        lambda: correlate(p4, torch.rand(1, 8, 5, 5), torch.rand(3, 2, 36), None, (3, 3)),
+        ValueError,
+        r"correlate: expected a map \(N, K, 4, .* got \(1, 8, 5, 5\); use x.unflatten\(1, \(-1, 4\)\) for planes",
+    ),
+    (
+        lambda: planar_gcorr_transpose(p4, torch.rand(1, 2, 4, 5, 5), torch.rand(8, 12, 3, 3), stride=(1, 2)),
+        ValueError,
+        r"planar_gcorr_transpose: stride \(=\(1, 2\)\) must be equal along axes \(0, 1\)",
+    ),
+    (lambda: act(p4, 1, torch.rand(1, 1, 5, 5), (0.5, 0)), ValueError, r"act: p4 translates by 2 integers, got t = \(0.5, 0\)"),  # type: ignore[arg-type]
+    (lambda: GLayerNorm(p4, 0), ValueError, r"GLayerNorm\(p4\): num_channels must be a whole number from 1 on, got 0"),
     (lambda: GMaxPool(p4, 3, ceil_mode=True), ValueError, r"GMaxPool\(p4\): ceil_mode lets windows hang over one side"),
     (lambda: GAvgPool(p4, 3, 2, 1, True), ValueError, r"GAvgPool\(p4\): ceil_mode lets windows hang over one side"),
     (

@@ -465,3 +465,11 @@ def test_the_page_fits_its_window(page: Page, address: str, width: int, scheme: 
     assert (sum(map(int, re.findall(r"\d+", ground))) < 300) == (scheme == "dark")
     picture = base64.b64decode(page.do("Page.captureScreenshot")["data"])
     assert len(picture) > 20_000  # a drawn page, not a blank one
+
+
+def test_random_numbers_go_on_as_they_would() -> None:
+    torch.manual_seed(1234)
+    expected = torch.rand(3)
+    torch.manual_seed(1234)
+    Explorer()
+    assert torch.equal(torch.rand(3), expected)

@@ -529,3 +529,33 @@ def test_enlargements_by_any_factor(size: int, tmp_path: Path) -> None:
     torch.testing.assert_close(planar(net, example=x)(x), net(x))
     pytest.importorskip("onnxruntime")
     assert to_onnx(net, tmp_path / "net.onnx", x) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        GLayerNorm(p4, 3),
+        GLayerNorm(p6, 3),
+        GAvgPool(p6, 3, 1, 1),
+        GAvgPool(p6, 3, 1, 1, False),
+        GPool(p6, [(0, (0, 0)), (1, (0, 1)), (2, (1, 0)), (3, (0, -1))], "mean"),
+    ],
+    ids=str,
+)
+def test_large_numbers_in_half_precision(layer: Any) -> None:
+    group: Group = layer.group
+    net: Any = nn.Sequential(LiftConv(group, 1, 3, 1, bias=False), layer).half().eval()
+    with torch.no_grad():
+        net[0].weight.copy_(torch.tensor([2e4, 3e4, 1e4]).view(3, 1, 1))
+    x = image(group, channels=1, size=9, dtype=torch.float32).abs().clamp(max=1).half()
+    y = net(x).detach()
+    assert y.isfinite().all()
+    assert y.abs().max() > 1
+    torch.testing.assert_close(planar(net)(x), y, rtol=5e-3, atol=5e-3 * float(y.abs().max()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16], ids=str)
+def test_norms_without_a_bias_in_every_dtype(dtype: torch.dtype) -> None:
+    net = nn.Sequential(LiftConv(p4, 1, 3, 3), GBatchNorm(p4, 3, bias=False)).to(dtype).eval()
+    x = torch.rand(2, 1, 7, 7).to(dtype)
+    torch.testing.assert_close(planar(net)(x), net(x))

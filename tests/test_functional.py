@@ -378,7 +378,7 @@ def test_wrong_arguments_say_why() -> None:
         gcorr(p4, image, torch.randn(1, 1, 3, 5))
     with pytest.raises(ValueError, match=r"gcorr: stride \(=\(1, 2\)\) must be equal along axes \(0, 1\)"):
         gcorr(p4, image, psi, stride=(1, 2))
-    with pytest.raises(ValueError, match=r'padding "same" with the even size \(4, 4\) of psi favours one side'):
+    with pytest.raises(ValueError, match=r'padding "same" with the even kernel_size \(=\(4, 4\)\) pads one side more'):
         gcorr(p4, image, torch.randn(1, 1, 4, 4), padding="same")
     with pytest.raises(ValueError, match=r"max_pool: kernel_size \(=\(3, 2\)\) must be equal"):
         max_pool(p4, image, (3, 2))

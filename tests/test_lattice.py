@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 
 import numpy as np
 import pytest
@@ -137,3 +138,22 @@ def test_domains_are_kept_for_some_sizes_and_take_part_in_gradients_later() -> N
         mask_outside(p6m, torch.ones(1, 1, 2 * n + 1, 2 * n + 1))
     assert len(lattice._domains) == lattice.KEPT
     torch.testing.assert_close(mask_outside(p6m, torch.ones(7, 7)), domain_mask(p6m, (7, 7)).float())
+
+
+def test_threads_share_what_is_kept() -> None:
+    sizes = range(3, 3 + 2 * (lattice.KEPT + 20), 2)
+    wrong: list[int] = []
+
+    def work() -> None:
+        for n in sizes:
+            kept = lattice.kept_domain(p6m, (n, n), torch.zeros(1))
+            if kept is None or kept.mask.shape != (n, n):
+                wrong.append(n)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert len(lattice._domains) <= lattice.KEPT

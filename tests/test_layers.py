@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
+from torch.nn.utils.parametrizations import weight_norm
 
 from common import ALL, every_group, feature_map, image, plane_groups, some_groups
 from gcnn import GROUPS, Group, Oh, p1, p4, p4m, p6, p6m, pm
@@ -698,3 +700,16 @@ def test_weights_that_are_computed_are_computed_once_a_call(layer: nn.Module) ->
     calls.clear()
     layer(torch.rand(1, 2, 4) if isinstance(layer, GLinear) else torch.rand(1, 2, 4, 5, 5))
     assert len(calls) == 1
+
+
+def test_filters_are_taken_over_where_weights_are_computed() -> None:
+    psi = torch.randn(3, 2, 4, 3, 3)
+    conv = weight_norm(GConv(p4, 2, 3, 3))
+    conv.load_filters(psi)
+    torch.testing.assert_close(conv.filters()[:, 0], psi)
+    pruned: Any = prune.l1_unstructured(GConv(p4, 2, 3, 3), "weight", 0.5)
+    with pytest.raises(ValueError, match=r"GConv\(p4, 2 -> 3\): its weight is computed from others .* remove that first"):
+        pruned.load_filters(psi)
+    prune.remove(pruned, "weight")
+    pruned.load_filters(psi)
+    torch.testing.assert_close(pruned.filters()[:, 0], psi)

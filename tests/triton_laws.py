@@ -137,6 +137,21 @@ def fused_transforms() -> None:
             torch.testing.assert_close(fused.correlate(group, y, weight, *sizes, adjoint=True), back, rtol=0, atol=1e-3)
 
 
+def precisions() -> None:
+    """Products have the precision of convolutions while somebody multiplies, by torch's older setting and by its newer one."""
+    matmul: Any = torch.backends.cuda.matmul
+    convolutions: Any = torch.backends.cudnn
+    convolutions.allow_tf32, matmul.allow_tf32 = True, False
+    with fourier_cuda.PRECISION, fourier_cuda.PRECISION:
+        assert matmul.allow_tf32
+    assert not matmul.allow_tf32
+    if hasattr(matmul, "fp32_precision"):
+        matmul.fp32_precision, convolutions.conv.fp32_precision = "ieee", "tf32"
+        with fourier_cuda.PRECISION:
+            assert matmul.fp32_precision == "tf32"
+        assert matmul.fp32_precision == "ieee"
+
+
 def products() -> None:
     """What each half of a number gives, and what points give that are divided among programs."""
     x, w = torch.randn(3, 130, 36), torch.randn(3, 20, 36)
@@ -175,4 +190,5 @@ if __name__ == "__main__":
     fused_transforms()
     products()
     images()
+    precisions()
     print("all kernels agree")

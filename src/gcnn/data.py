@@ -12,6 +12,7 @@ import warnings
 import zipfile
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -22,6 +23,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gcnn.files import write_file
 from gcnn.formats import (
     MNIST_MD5,
     Bytes,
@@ -470,9 +472,5 @@ def turn(images: Bytes, angles: npt.NDArray[np.float64]) -> Bytes:
 
 def _keep(path: Path, content: bytes) -> None:
     """Writes a cache, whole or not at all; a folder that cannot be written to is no error."""
-    part = path.with_suffix(".part")
-    try:
-        part.write_bytes(content)
-        part.replace(path)
-    except OSError:
-        part.unlink(missing_ok=True)
+    with suppress(OSError):
+        write_file(path, content)

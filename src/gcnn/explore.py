@@ -203,7 +203,8 @@ def _pretrained(name: str) -> Run:
     """The network of that name with its weights, as a run."""
     path = Path(str(files("gcnn.models").joinpath(PRETRAINED[name])))
     about, config = read(path)[1]["about"], Config(model=name, device="cpu")
-    model = load_into(make_model(config), path).eval()
+    with torch.random.fork_rng(devices=[]):  # what it draws is thrown away
+        model = load_into(make_model(config), path).eval()
     history = [{"epoch": config.epochs, "test_error": about["test_error"]}]
     return Run(model, config, tuple(about["classes"]), (1, 28, 28), about["mean"], about["std"], history, "digits")
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gcnn.checks import Size, as_tuple, check_axes, is_map
+from gcnn.checks import Size, as_tuple, check_axes, is_map, shape_text
 from gcnn.groups import Group, Subgroup
 from gcnn.indices import doubled_coordinates, index_table, places, support
 from gcnn.kernels import compiled, planar
@@ -62,7 +62,7 @@ def act(group: Group, h: int, x: Tensor, t: Sequence[int] | None = None, stabili
     group.check_element(h)
     stabilizer = group.check_subgroup(stabilizer)
     t = (0,) * group.dim if t is None else tuple(t)
-    if len(t) != group.dim:
+    if len(t) != group.dim or any(int(u) != u for u in t):
         raise ValueError(f"act: {group.name} translates by {group.dim} integers, got t = {t}")
     if is_map(group, x, stabilizer, "act"):
         sources = group.coset_action(stabilizer)[group.inverse[h]]  # (S_in,): label of h^-1 c
@@ -71,7 +71,7 @@ def act(group: Group, h: int, x: Tensor, t: Sequence[int] | None = None, stabili
     matrix = group.arrays[h]
     exchanges = bool((np.abs(matrix).sum(1) == 1).all())
     out = tuple(int(n) for n in np.abs(matrix) @ size) if exchanges else size
-    points = (doubled_coordinates(out) - 2 * np.array(t)) @ group.arrays[group.inverse[h]].T  # h^-1 (u - t)
+    points = (doubled_coordinates(out) - 2 * np.array(t, dtype=np.int64)) @ group.arrays[group.inverse[h]].T  # h^-1 (u - t)
     if not exchanges:
         check_domain("act", group, size)
     return _take(x, places(points, size), group.dim)
@@ -132,8 +132,6 @@ def gcorr(
     for name, value in (("stride", stride), ("padding", padding), ("dilation", dilation)):
         if not isinstance(value, str):
             check_axes(group, f"gcorr: {name}", as_tuple(group, value, name))
-    if padding == "same" and any(n % 2 == 0 for n in kernel_size):
-        raise ValueError(f'gcorr: padding "same" with the even size {kernel_size} of psi favours one side; pad by whole numbers')
     mask = support(group, kernel_size).ravel()
     weight = psi.flatten(-group.dim)  # (K_out, K_in / groups, [S_in,] n^d)
     if not mask.all():
@@ -237,6 +235,13 @@ def correlate(
         for name, value in (("stride", steps), ("padding", padding), ("dilation", spread_by), ("kernel_size", kernel_size)):
             if not isinstance(value, str):
                 check_axes(group, f"correlate: {name}", as_tuple(group, value, name))
+        on_group, within = is_map(group, x, stabilizer, "correlate"), group.check_subgroup(stabilizer)
+        if not on_group and len(within) < group.order:
+            cosets = group.order // len(within)
+            raise ValueError(
+                f"correlate: expected a map {shape_text(group, 'K', cosets)} for filters on {cosets} elements, got "
+                f"{tuple(x.shape)}; use x.unflatten(1, (-1, {cosets})) for planes, stabilizer=range({group.order}) for an image"
+            )
     asked, algorithm = algorithm, choose(group, x, weight, algorithm, groups, steps)
     channels_last, dtype = fast_form(group, x, weight)
     if autocasts(x.device.type):
@@ -317,11 +322,16 @@ def whole_padding(
     """The padding in whole numbers, where it is given as "same" or "valid"."""
     if not isinstance(padding, str):
         return as_tuple(group, padding, "padding")
-    if padding not in ("same", "valid") or (padding == "same" and max(stride) > 1):
-        raise ValueError(f'padding must be whole numbers, "valid", or with stride 1 "same", got {padding!r}')
+    if padding not in ("same", "valid"):
+        raise ValueError(f'padding must be whole numbers, "same" or "valid", got {padding!r}')
+    if padding == "same" and max(stride) > 1:
+        raise ValueError(f'padding "same" needs stride 1, got {stride}')
     spans = [d * (n - 1) for d, n in zip(dilation, kernel_size, strict=True)]
     if padding == "same" and any(span % 2 for span in spans):
-        raise ValueError(f'padding "same" with a kernel of even size {kernel_size} favours one side; pad by whole numbers')
+        raise ValueError(
+            f'padding "same" with the even kernel_size (={kernel_size}) pads one side more than the other, which is not '
+            "equivariant; use an odd kernel, or whole numbers for padding"
+        )
     return tuple(span // 2 if padding == "same" else 0 for span in spans)
 
 
@@ -376,6 +386,8 @@ def planar_gcorr_transpose(
     >>> torch.allclose((planar_gcorr(p4, x, bank) * y).sum(), (x * planar_gcorr_transpose(p4, y, bank)).sum())
     True
     """
+    for name, value in (("stride", stride), ("padding", padding), ("dilation", dilation)):
+        check_axes(group, f"planar_gcorr_transpose: {name}", as_tuple(group, value, name))
     planes = to_planes(mask_outside(group, x), group.dim, groups)  # (N, S K_in, *X)
     convolve: Any = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[group.dim - 1]
     y = convolve(planes, bank, spread(bias, group.order, groups), stride, padding, 0, groups, dilation)

@@ -8,6 +8,7 @@ maps are zero outside it. Apart from pictures, this is the only file that knows 
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -89,6 +90,7 @@ class Domain(NamedTuple):
 
 KEPT = 64  # domains of so many sizes are kept
 _domains: dict[tuple[Group, tuple[int, ...], torch.device], Domain] = {}
+_lock = threading.Lock()
 _captured: dict[tuple[Group, tuple[int, ...], torch.device], Domain] = {}  # those that CUDA graphs read, for good
 
 
@@ -105,15 +107,18 @@ def kept_domain(group: Group, size: Sequence[int], like: Tensor) -> Domain | Non
         if key in _domains:
             _captured[key] = _domains[key]
         return _captured.get(key)
-    if key not in _domains:
-        if len(_domains) == KEPT:
-            del _domains[next(iter(_domains))]
+    found = _domains.get(key)
+    if found is None:
         with torch.inference_mode(False):  # a later backward pass may need it
             mask = domain_mask(group, size, device)
-            _domains[key] = Domain(mask, *((mask == part).flatten().nonzero()[:, 0] for part in (True, False)))
+            found = Domain(mask, *((mask == part).flatten().nonzero()[:, 0] for part in (True, False)))
         if like.is_cuda:
             torch.cuda.current_stream(device).synchronize()  # the next to read it may be on another stream
-    return _domains[key]
+        with _lock:
+            while len(_domains) >= KEPT:
+                del _domains[next(iter(_domains))]
+            _domains[key] = found
+    return found
 
 
 def to_hexagonal(image: Tensor, size: int | None = None, spacing: float | None = None) -> Tensor:

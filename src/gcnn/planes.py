@@ -221,7 +221,8 @@ class Planar(NewGraph):
             constants: list[Any] = [None if n is None else self._constant(n) for n in numbers]
             return v.into(self._function(F.batch_norm, v.x, *constants, eps=module.eps))
         kind: Any = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[module.group.dim - 1]
-        made = kind(module.num_features * v.elements, module.eps, affine=module.affine)
+        like = module.running_mean
+        made = kind(module.num_features * v.elements, module.eps, affine=module.affine, device=like.device, dtype=like.dtype)
         made.running_mean, made.running_var = (plain(spread(n, v.elements)) for n in numbers[:2])
         for key, n in (("weight", module.weight), ("bias", module.bias)):
             if n is not None:  # a bias that is not there stays zero
@@ -233,7 +234,7 @@ class Planar(NewGraph):
         if v.rank is None:
             raise self._unknown(name, module)
         y = v.x.unflatten(1, (v.elements, -1)).transpose(1, 2) if v.elements is not None else v.x
-        fibre = (1,) if v.rank == module.group.dim + 2 else (1, 2)
+        fibre, given, y = (1,) if v.rank == module.group.dim + 2 else (1, 2), y, self._fine(y)
         centred = y - y.mean(fibre, True)
         y = centred * ((centred * centred).mean(fibre, True) + module.eps).rsqrt()
         shape = (-1, *(1,) * (v.rank - 2))
@@ -241,6 +242,7 @@ class Planar(NewGraph):
             y = y * self._constant(module.weight.reshape(shape))
         if module.bias is not None:
             y = y + self._constant(module.bias.reshape(shape))
+        y = y.type_as(given)
         return v.into(y if v.elements is None else y.transpose(1, 2).flatten(1, 2))
 
     def _masked(self, name: str, module: GModule | GBatchNorm, v: Value) -> Value:
@@ -286,12 +288,14 @@ class Planar(NewGraph):
             ]
             return functools.reduce(how, [x[cut] for cut in cuts])
 
-        y = windows(self._fill(v, group, fill))
+        x = self._fill(v, group, fill)
+        y = windows(self._fine(x) if isinstance(module, GAvgPool) else x)
         if isinstance(module, GAvgPool):
             y = y / len(taps)
             if not module.count_include_pad:
-                ones = torch.where(self._domain(group, v), torch.ones_like(v.x[:1, :1]), 0.0)
+                ones = torch.where(self._domain(group, v), self._fine(torch.ones_like(v.x[:1, :1])), 0.0)
                 y = y / (windows(ones) / len(taps)).clamp(min=1 / len(taps))
+            y = y.type_as(x)
         return v.into(y, _keeps_size(module), lattice=group, clean=False)
 
     def _adaptive(self, name: str, module: GAdaptiveAvgPool, v: Value) -> Value:
@@ -403,6 +407,7 @@ class Planar(NewGraph):
         group, (reach, reads) = module.group, module._plan
         how, fill = (torch.maximum, -torch.inf) if module.reduce == "max" else (operator.add, 0.0)
         x = self._fill(v, group, fill)
+        given, x = x, self._fine(x) if module.reduce == "mean" else x
         if any(reach):
             x = F.pad(x, [r for r in reversed(reach) for _ in (0, 1)], value=fill)
         by_element = self._by_element(v._replace(x=x, lattice=None), group.order)  # (N, S, K, *X)
@@ -415,7 +420,7 @@ class Planar(NewGraph):
             rows.append(functools.reduce(how, [by_element[cut] for cut in cuts]))
         y = torch.stack(rows, 1).flatten(1, 2)
         if module.reduce == "mean":
-            y = y / len(module.domain)
+            y = (y / len(module.domain)).type_as(given)
         elif all(any(offset) for _, offset in reads[0]):  # a cell may see nothing of the map, not even itself
             y = y.masked_fill(y == -torch.inf, 0.0)
         return v.into(y, elements=group.order, lattice=None if group.fills_box else group, clean=False)

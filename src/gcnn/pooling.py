@@ -261,10 +261,11 @@ def upsample(
         if value is not None:
             check_axes(group, f"upsample: {name}", as_tuple(group, value, name))
     if group.fills_box:
-        if size is None:
-            factors = as_tuple(group, scale_factor, "scale_factor")
-            size = tuple(n * k for n, k in zip(x.shape[-group.dim :], factors, strict=True))
-        return upsample_to(group, x, as_tuple(group, size, "size"), mode, align_corners)
+        if size is not None:
+            return upsample_to(group, x, as_tuple(group, size, "size"), mode, align_corners)
+        factors = as_tuple(group, scale_factor, "scale_factor")
+        larger = tuple(n * k for n, k in zip(x.shape[-group.dim :], factors, strict=True))
+        return upsample_to(group, x, larger, mode, align_corners, factors)
     if mode != "linear" or scale_factor is None or align_corners is not None:
         raise ValueError(
             f'upsample: on the hexagonal lattice of {group.name} give a scale_factor and mode="linear" alone; '
@@ -278,18 +279,19 @@ def upsample(
     return mask_outside(group, y[:, 0].unflatten(0, x.shape[: -group.dim]))
 
 
-def upsample_to(group: Group, x: Tensor, size: tuple[int, ...], mode: str, align_corners: bool | None) -> Tensor:
-    """The map enlarged to a size that turns with it, on a lattice whose boxes the group maps to boxes."""
+def upsample_to(
+    group: Group, x: Tensor, size: tuple[int, ...], mode: str, align_corners: bool | None, factors: tuple[int, ...] | None = None
+) -> Tensor:
+    """The map enlarged to a size that turns with it, on a lattice whose boxes the group maps to boxes; by `factors`, if known."""
     shape = x.shape[-group.dim :]
-    factors: tuple[int, ...] = (1,)
-    if mode == "nearest":
+    if mode == "nearest" and factors is None:
         if any(m % n for m, n in zip(size, shape, strict=True)):
             raise ValueError(
                 f"upsample: nearest neighbours from {tuple(shape)} to {tuple(size)} favour one side; "
                 'use a multiple of the size, or mode="linear"'
             )
         factors = tuple(m // n for m, n in zip(size, shape, strict=True))
-    theirs = torch_mode(mode, group.dim, max(factors))
+    theirs = torch_mode(mode, group.dim, max(factors or (1,)))
     return on_planes(group, x, lambda planes: F.interpolate(planes, size, mode=theirs, align_corners=align_corners))
 
 

@@ -85,7 +85,7 @@ def train(
     folder = Path(out) if out is not None else None
     if folder is not None and folder.is_file():
         raise FileExistsError(f"{folder} is a file; a run is written to a folder, choose another one with --out")
-    rank, world, distributed = _join()
+    rank, world, distributed = _join(config.device)
     if folder is not None and not resume and rank == 0:
         _check_free(folder)
     device = pick_device(config.device)
@@ -333,12 +333,12 @@ def _copied(model: nn.Module) -> dict[str, Tensor]:
     return {k: v.detach().clone() for k, v in model.state_dict().items()}
 
 
-def _join() -> tuple[int, int, bool]:
-    """This process's rank and the number of processes, where torchrun started several."""
+def _join(device: str) -> tuple[int, int, bool]:
+    """This process's rank and the number of processes, where torchrun started several, for work on a device."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         return 0, 1, False
     if not dist.is_initialized():
-        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        dist.init_process_group("nccl" if device.startswith(("auto", "cuda")) and torch.cuda.is_available() else "gloo")
     return dist.get_rank(), dist.get_world_size(), True
 
 

@@ -3,14 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
-from typing import ParamSpec, TypeVar
+from functools import lru_cache, wraps
+from importlib import import_module
+from importlib.util import find_spec
+from threading import Lock
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+@lru_cache(maxsize=16)
+def in_triton(name: str) -> Any:
+    """The file of that name with kernels for GPUs; None where Triton is not installed."""
+    return None if find_spec("triton") is None else import_module(f"gcnn.kernels.{name}")
+
+
+class Setting:
+    """A setting of torch that holds for all threads, changed while at least one is inside: autograd has one for each GPU."""
+
+    def __init__(self, read: Callable[[], Any], write: Callable[[Any], None], wanted: Callable[[], Any]) -> None:
+        self.read, self.write, self.wanted = read, write, wanted
+        self.lock, self.inside, self.before = Lock(), 0, None
+
+    def __enter__(self) -> None:
+        with self.lock:
+            if not self.inside:
+                self.before = self.read()
+                self.write(self.wanted())
+            self.inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self.lock:
+            self.inside -= 1
+            if not self.inside:
+                self.write(self.before)
 
 
 def on_its_gpu(run: Callable[P, R]) -> Callable[P, R]:

@@ -7,13 +7,13 @@ ways, never a scatter, so that gradients are the same in every run. Tables are t
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gcnn.kernels import in_triton
 from gcnn.layout import plain, transformed
 
 library = torch.library.Library("gcnn", "DEF")
@@ -117,26 +117,17 @@ def _collect(
     return copies.sum(0, dtype=wide).to(dtype).transpose(1, 2)  # (K_out, K_in, Q)
 
 
-@lru_cache(maxsize=1)
-def _triton() -> Any:
-    try:
-        from gcnn.kernels import gather
-    except ImportError:
-        return None
-    return gather
-
-
 def expand(*arguments: Any) -> Tensor:
     """gcnn::expand without torch's dispatcher, by the fastest road there is; the last argument is of `rows_of`."""
-    if arguments[0].is_cuda and plain(arguments[0]) and _triton() is not None:
-        return cast("Tensor", _triton().expand(*arguments[:-1]))
+    if arguments[0].is_cuda and plain(arguments[0]) and in_triton("gather") is not None:
+        return cast("Tensor", in_triton("gather").expand(*arguments[:-1]))
     return _expand(*arguments)
 
 
 def collect(*arguments: Any) -> Tensor:
     """gcnn::collect in the same way; the cells of the bank may be laid out in space."""
-    if arguments[0].is_cuda and plain(arguments[0]) and _triton() is not None:
-        return cast("Tensor", _triton().collect(*arguments[:-1]))
+    if arguments[0].is_cuda and plain(arguments[0]) and in_triton("gather") is not None:
+        return cast("Tensor", in_triton("gather").collect(*arguments[:-1]))
     return _collect(*arguments)
 
 

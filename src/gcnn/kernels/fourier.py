@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -27,8 +28,9 @@ from torch import Tensor
 from gcnn.groups import Group, IntArray
 from gcnn.indices import doubled_coordinates, index_table, places, support
 from gcnn.irreps import FloatArray, fourier_matrix, irreps, multiplications
+from gcnn.kernels import in_triton
 from gcnn.kernels.expand import collect, expand_filters
-from gcnn.kernels.planar import conv_backward
+from gcnn.kernels.planar import batched, conv_backward
 from gcnn.layout import allows_tf32, as_tensor, autocasts, filter_dtype, plain, traced
 
 Algorithm = Literal["auto", "planar", "fourier"]
@@ -194,8 +196,9 @@ class _Fourier(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         planes, weight = ctx.saved_tensors
         group, (kernel_size, stride, padding, dilation) = ctx.rest
-        batched = torch._C._functorch.is_batchedtensor(grads[0]) or torch._C._functorch.is_legacy_batchedtensor(grads[0])
-        if torch.is_grad_enabled() or batched:  # gradients of gradients, or many at once: the planar algorithm has them all
+        if torch.is_grad_enabled() or batched(
+            grads[0]
+        ):  # gradients of gradients, or many at once: the planar algorithm has them all
             return (*_by_planar(group, planes, weight, grads[0], kernel_size, stride, padding, dilation), *(None,) * 5)
         found = gradients(group, grads[0], planes, weight, kernel_size, stride, padding, dilation, wanted=ctx.needs_input_grad)
         return (*found, *(None,) * 5)
@@ -236,13 +239,11 @@ def gradients(
 @lru_cache(maxsize=1)
 def _triton() -> Any:
     """The algorithm's kernels for a GPU; None where Triton is not installed, or knows no tuples yet."""
-    try:
-        import triton
-
-        from gcnn.kernels import fourier_cuda
-    except ImportError:
+    if find_spec("triton") is None:
         return None
-    return fourier_cuda if [int(n) for n in triton.__version__.split(".")[:2]] >= [3, 4] else None
+    import triton
+
+    return in_triton("fourier_cuda") if [int(n) for n in triton.__version__.split(".")[:2]] >= [3, 4] else None
 
 
 def _fused() -> Any:

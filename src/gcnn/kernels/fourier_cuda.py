@@ -15,8 +15,6 @@ write patches and filters round them to the nearest before: the errors are 2.6 t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import lru_cache
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -30,7 +28,7 @@ from torch import Tensor
 from gcnn.groups import Group
 from gcnn.indices import index_table
 from gcnn.irreps import fourier_matrix, irreps
-from gcnn.kernels import on_its_gpu
+from gcnn.kernels import Setting, on_its_gpu
 from gcnn.kernels.fourier import empty_planes, make_plan
 from gcnn.layout import allows_tf32, as_tensor
 
@@ -120,16 +118,25 @@ def tables(group: Group, kernel_size: tuple[int, ...], device: torch.device) -> 
         return Tables(*(as_tensor(a, device) for a in arrays))
 
 
-@contextmanager
-def matmul_precision(tf32: bool) -> Iterator[None]:
-    """Products in TF32 or not; afterwards it is as before."""
-    backend: Any = torch.backends.cuda.matmul
-    before = backend.allow_tf32
-    backend.allow_tf32 = tf32
+def _products() -> Any:
+    """Whether cuBLAS's products are in TF32; as a word where torch's newer setting was used."""
     try:
-        yield
-    finally:
-        backend.allow_tf32 = before
+        return bool(torch.backends.cuda.matmul.allow_tf32)
+    except RuntimeError:
+        newer: Any = torch.backends.cuda.matmul
+        return newer.fp32_precision
+
+
+def _set_products(value: Any) -> None:
+    setattr(torch.backends.cuda.matmul, "allow_tf32" if isinstance(value, bool) else "fp32_precision", value)
+
+
+def _wanted() -> Any:
+    tf32 = allows_tf32()
+    return tf32 if isinstance(_products(), bool) else "tf32" if tf32 else "ieee"
+
+
+PRECISION = Setting(_products, _set_products, _wanted)  # products in TF32 where convolutions are
 
 
 class Patches:
@@ -202,7 +209,7 @@ def correlate(group: Group, planes: Tensor, weight: Tensor, *geometry: tuple[int
     product = planes.new_empty(s * patches.block * filled)
     block_m, block_k = tile(s, k_out)
     by_run = [filters_of(run, filters[0], filled, patches.width) for run in patches.layout.runs]
-    with matmul_precision(allows_tf32()):
+    with PRECISION:
         for start, stop in patches.blocks():
             results = patches.split(product, stop - start, filled)
             for x, w, y in zip(patches.transformed(start, stop, hat), by_run, results, strict=True):
@@ -232,7 +239,7 @@ def weight_gradient(group: Group, planes: Tensor, dy: Tensor, weight: Tensor, *g
     by_run = [filters_of(run, sums, patches.width, results.k) for run in coded.runs]
     hat = planes.new_empty(s * patches.block * patches.width)
     grad = planes.new_empty(s * patches.block * results.k)
-    with matmul_precision(allows_tf32()):
+    with PRECISION:
         for start, stop in patches.blocks():
             seen, wanted = patches.transformed(start, stop, hat), results.transformed(start, stop, grad)
             for total, x, y in zip(by_run, seen, wanted, strict=True):

@@ -7,13 +7,13 @@ shorter, so exacter, and torch makes them in half the time. The layer is `gcnn.n
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gcnn.kernels import in_triton
 from gcnn.layout import from_planes, spread, to_planes
 
 Running = tuple[Tensor, Tensor]
@@ -47,16 +47,7 @@ def follow(running: Running, mean: Tensor, unbiased: Tensor, rate: float | Tenso
 
 def has_fast_norm(device: torch.device) -> bool:
     """Whether `tied_batch_norm` is there for maps on the device."""
-    return device.type == "cpu" or (device.type == "cuda" and _triton() is not None)
-
-
-@lru_cache(maxsize=1)
-def _triton() -> Any:
-    try:
-        from gcnn.kernels import pool_stats
-    except ImportError:
-        return None
-    return pool_stats
+    return device.type == "cpu" or (device.type == "cuda" and in_triton("pool_stats") is not None)
 
 
 class _TiedNorm(torch.autograd.Function):
@@ -117,7 +108,7 @@ class _CudaTiedNorm(torch.autograd.Function):
         means, variances = torch_.batch_norm_update_stats(rows, None, None, 0.0)
         points = x.numel() // x.shape[1]
         at_once = (running, rate) if isinstance(rate, float) else (None, 0.0)  # a constant of the kernel
-        planar, tied = _triton().pool_statistics(means, variances, k, points, weight, bias, eps, *at_once)
+        planar, tied = in_triton("pool_stats").pool_statistics(means, variances, k, points, weight, bias, eps, *at_once)
         if running is not None and at_once[0] is None:
             count = points * elements
             follow(running, tied[0], tied[1] * (count / (count - 1)), rate)
@@ -140,7 +131,7 @@ class _CudaTiedNorm(torch.autograd.Function):
             numbers = planar.unbind()[:3]  # mean, 1 / standard deviation, scale
             sums = torch_.batch_norm_backward_reduce(drows, rows, *numbers, True, True, True)
             points, k = x.numel() // x.shape[1], x.shape[1] // elements
-            tied, found, count = _triton().pool_gradients(sums, k, points)
+            tied, found, count = in_triton("pool_stats").pool_gradients(sums, k, points)
             dx = torch_.batch_norm_backward_elemt(drows, rows, *numbers, *tied.unbind(), count)
             dx, (slope, total) = _unmatrix(dx, x, last), found.unbind()
         return dx, slope if weight is not None else None, total if has_bias else None, None, None, None

@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
-from functools import lru_cache
-from threading import Lock
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gcnn.kernels import Setting, in_triton
 from gcnn.kernels.expand import collect, expand, expand_filters
 from gcnn.lattice import Domain
 from gcnn.layout import from_planes, plain, spread, to_planes
@@ -99,30 +98,21 @@ def gradients(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The gradients of the planes, of the filters and of their bias."""
     (table, inverse, _, back), groups, geometry = plan.tables, plan.groups, (plan.stride, plan.padding, plan.dilation)
-    ours = wanted[1] and groups == 1 and dy.is_cuda and plain(dy) and _triton() is not None
-    few = ours and _triton().suits(dy, planes, plan.kernel_size)
+    ours = wanted[1] and groups == 1 and dy.is_cuda and plain(dy) and in_triton("image") is not None
+    few = ours and in_triton("image").suits(dy, planes, plan.kernel_size)
     sizes = None if bias is None else [bank.shape[0]]
     dx, dweight, dbias = (None, None, None)
     if wanted[0] or not few:
         theirs = (wanted[0], False, False) if few else wanted
         dx, dweight, dbias = conv_backward(dy, planes, bank, sizes, *geometry, groups, theirs)
     if few:
-        dweight, dbias = _triton().bank_gradient(dy, planes, plan.kernel_size, *geometry)
+        dweight, dbias = in_triton("image").bank_gradient(dy, planes, plan.kernel_size, *geometry)
         dbias = None if bias is None else dbias.to(bias.dtype)
     if dweight is not None:
         dweight = collect(dweight, table, inverse, math.prod(plan.kernel_size), groups, plan.channels_last, weight.dtype, back)
     if dbias is not None:
         dbias = dbias.view(groups, table.shape[0], -1).sum(1).flatten()
     return dx, dweight, dbias
-
-
-@lru_cache(maxsize=1)
-def _triton() -> Any:
-    try:
-        from gcnn.kernels import image
-    except ImportError:
-        return None
-    return image
 
 
 def make_bank(weight: Tensor, plan: Plan) -> Tensor:
@@ -164,26 +154,11 @@ def conv_backward(
     return found
 
 
-class _Deterministic:
-    """cuDNN with deterministic algorithms, while at least one thread is inside: autograd has one for each GPU."""
-
-    def __init__(self) -> None:
-        self.lock, self.inside, self.before = Lock(), 0, False
-
-    def __enter__(self) -> None:
-        with self.lock:
-            if not self.inside:
-                self.before, torch.backends.cudnn.deterministic = torch.backends.cudnn.deterministic, True
-            self.inside += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self.lock:
-            self.inside -= 1
-            if not self.inside:
-                torch.backends.cudnn.deterministic = self.before
+def _set_deterministic(value: bool) -> None:
+    torch.backends.cudnn.deterministic = value
 
 
-_DETERMINISTIC = _Deterministic()
+_DETERMINISTIC = Setting(lambda: torch.backends.cudnn.deterministic, _set_deterministic, lambda: True)
 
 
 def by_parts(x: Tensor, weight: Tensor, bias: Tensor | None, plan: Plan) -> Tensor:

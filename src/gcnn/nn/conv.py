@@ -11,15 +11,16 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from gcnn.checks import Size, as_tuple, shape_text
-from gcnn.functional import check_algorithm, correlate, planar_gcorr_transpose, transform_filter
+from gcnn.functional import check_algorithm, correlate, planar_gcorr_transpose, transform_filter, whole_padding
 from gcnn.groups import Group, Subgroup
 from gcnn.indices import index_table, support
 from gcnn.kernels.expand import rows_of
 from gcnn.kernels.fourier import Algorithm, choose
 from gcnn.kernels.planar import Tables
-from gcnn.layout import as_tensor, fast_form, spread
+from gcnn.layout import as_tensor, autocasts, fast_form, spread, traced
 from gcnn.nn.module import Device, GModule, check_group, checked_axes, naming
 from gcnn.pooling import on_planes
 
@@ -136,8 +137,14 @@ class _Filters(GModule):
             raise ValueError(f"{self._label()}: expected filters {expected}, got {tuple(psi.shape)}")
         inside = torch.from_numpy(support(self.group, self.kernel_size).ravel().copy())
         taps = psi.detach().flatten(-self.group.dim)[..., inside.to(psi.device)]
-        with torch.no_grad():
-            self.weight.copy_(taps.flatten(2))
+        if "weight" in self._parameters:
+            with torch.no_grad():
+                self.weight.copy_(taps.flatten(2))
+        elif parametrize.is_parametrized(self, "weight"):  # what it is computed from, so that it is this
+            weight: Tensor = self.weight
+            self.weight = taps.flatten(2).to(weight.device, weight.dtype)
+        else:
+            raise ValueError(f"{self._label()}: its weight is computed from others (pruning, weight_norm ...); remove that first")
 
     def _label(self) -> str:
         return f"{type(self).__name__}({self.group}, {self.in_channels} -> {self.out_channels})"
@@ -149,6 +156,11 @@ class _Filters(GModule):
             if not x.is_floating_point():
                 raise ValueError(
                     f"{self._label()}: expected floating point numbers, got {x.dtype}; use x.float() / 255 for bytes"
+                )
+            own = None if traced() else self._parameters.get("weight")  # not one that is computed, and may be drawn at random
+            if own is not None and x.dtype != own.dtype and not autocasts(x.device.type):
+                raise ValueError(
+                    f"{self._label()}: expected input of its own dtype {own.dtype}, got {x.dtype}; use x.to({own.dtype})"
                 )
             return
         remedy = f"its group {group} has dimension {group.dim}"
@@ -237,17 +249,7 @@ class GConv(_Filters):
     def _as_padding(self, padding: Size | str) -> tuple[int, ...]:
         if not isinstance(padding, str):
             return checked_axes(self.group, "padding", padding)
-        total = [d * (k - 1) for d, k in zip(self.dilation, self.kernel_size, strict=True)]
-        if padding not in ("same", "valid"):
-            raise ValueError(f'padding must be whole numbers, "same" or "valid", got {padding!r}')
-        if padding == "same" and any(n % 2 for n in total):
-            raise ValueError(
-                f'padding "same" with the even kernel_size (={self.kernel_size}) pads one side more than the other, which is not '
-                "equivariant; use an odd kernel, or whole numbers for padding"
-            )
-        if padding == "same" and any(s != 1 for s in self.stride):
-            raise ValueError(f'padding "same" needs stride 1, got {self.stride}')
-        return tuple(n // 2 if padding == "same" else 0 for n in total)
+        return whole_padding(self.group, self.kernel_size, self.stride, padding, self.dilation)
 
     def forward(self, x: Tensor) -> Tensor:
         """The G-map (N, K_out, S, *Y) of `x`."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from gcnn.checks import Size, as_tuple, check_axes, shape_text
 from gcnn.groups import Group
 from gcnn.lattice import check_domain
+from gcnn.layout import traced
 
 Device = torch.device | str | None
 
@@ -52,16 +53,21 @@ class GModule(nn.Module):
     def _check_window(
         self, x: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...], padding: Sequence[int], dilation: tuple[int, ...]
     ) -> None:
-        """On a hexagonal lattice, raises a ValueError unless the sizes of `x` and of the result fit it."""
+        """Raises a ValueError unless the window fits `x`, and on a hexagonal lattice `x` and the result fit that."""
+        if self.group.fills_box and traced():
+            return  # torch looks, and sizes may not be known
+        size = x.shape[-self.group.dim :]
+        out = [
+            (n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in zip(size, kernel, stride, padding, dilation, strict=True)
+        ]
         if not self.group.fills_box:
-            size = x.shape[-self.group.dim :]
             check_domain(self._label(), self.group, size)
-            out = [
-                (n + 2 * p - d * (k - 1) - 1) // s + 1
-                for n, k, s, p, d in zip(size, kernel, stride, padding, dilation, strict=True)
-            ]
-            if min(out) < 1:
-                raise ValueError(f"{self._label()}: a window of {kernel} cells does not fit a map of {tuple(size)}")
+        if min(out) < 1:
+            raise ValueError(
+                f"{self._label()}: a window of {kernel} cells does not fit a map of {tuple(size)} with padding {tuple(padding)} "
+                f"and dilation {dilation}; give larger images, or pad more"
+            )
+        if not self.group.fills_box:
             check_domain(f"{self._label()}, result", self.group, out)
 
 

@@ -187,6 +187,8 @@ class GLayerNorm(GModule):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(group)
+        if not isinstance(num_channels, int) or num_channels < 1:
+            raise ValueError(f"GLayerNorm({group}): num_channels must be a whole number from 1 on, got {num_channels!r}")
         self.num_channels, self.eps = num_channels, eps
         for name, wanted in (("weight", elementwise_affine), ("bias", elementwise_affine and bias)):
             self.register_parameter(name, nn.Parameter(torch.empty(num_channels, device=device, dtype=dtype)) if wanted else None)
