@@ -21,6 +21,7 @@ from torch import Tensor
 
 from gcnn import data, formats
 from gcnn.data import Dataset, Split, cifar10, digits, download, load, mnist, rotated_mnist, turn, volumes
+from gcnn.files import write_file
 
 
 def idx(array: np.ndarray[Any, Any]) -> bytes:
@@ -581,3 +582,52 @@ def test_files_of_volumes_that_are_none(tmp_path: Path) -> None:
     np.save(tmp_path / "v.npy", np.zeros(3))
     with pytest.raises(ValueError, match=r"v.npy holds one array, expected an .npz file"):
         volumes(tmp_path / "v.npy")
+
+
+BYTES = torch.zeros(4, 1, 9, 9, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "words"),
+    [
+        (BYTES, BYTES[..., :8], r"training images are \(1, 9, 9\), those of the test \(1, 9, 8\); cut them"),
+        (BYTES, -torch.rand(2, 1, 9, 9), "training images are bytes, those of the test floating point numbers"),
+        (BYTES, BYTES[:0], "the test part is empty"),
+        (
+            torch.randn(4, 1, 9, 9).index_fill(0, torch.tensor([2]), torch.nan),
+            torch.randn(2, 1, 9, 9),
+            "train: image 2 holds NaN",
+        ),
+    ],
+)
+def test_parts_that_do_not_fit_each_other(train: Tensor, test: Tensor, words: str) -> None:
+    parts = [Split(x, torch.zeros(len(x), dtype=torch.int64)) for x in (train, test)]
+    with pytest.raises(ValueError, match=words):
+        Dataset("mine", parts[0], parts[1], ("a",))
+
+
+def test_arrays_are_no_tensors() -> None:
+    part = Split(np.zeros((2, 1, 9, 9), np.uint8), torch.zeros(2, dtype=torch.int64))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"mine, train: expected images as a tensor, got ndarray; use torch.as_tensor"):
+        Dataset("mine", part, part, ("a",))
+
+
+def test_volumes_of_two_scales(tmp_path: Path) -> None:
+    x, y = np.random.default_rng(0).integers(0, 255, (12, 5, 5, 5)).astype(np.uint8), np.arange(12) % 3
+    np.savez(tmp_path / "a.npz", x_train=x > 100, y_train=y, x_test=x, y_test=y)
+    with pytest.raises(ValueError, match="one of train and test has volumes of true and false, the other of bytes"):
+        volumes(tmp_path / "a.npz")
+    np.savez(tmp_path / "b.npz", x_train=x > 100, y_train=y, x_test=(x > 100).astype(np.uint8), y_test=y)
+    assert volumes(tmp_path / "b.npz").test.images.max() == 1
+
+
+def test_files_are_replaced_and_nothing_else_is(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"old")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    write_file(tmp_path / "link", b"new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file").read_bytes() == b"new"
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="it is no file that can be replaced"):
+        write_file(tmp_path / "pipe", b"new")
+    assert (tmp_path / "pipe").is_fifo()

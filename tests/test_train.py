@@ -647,7 +647,7 @@ def test_problems_are_one_line_and_a_status(shell: Any, tmp_path: Path) -> None:
         ),
         (("predict", str(tmp_path / "a.png"), str(tmp_path)), "a.png is a file; the folder of a run was expected"),
         (("train", "--out", str(tmp_path / "a.png")), "a.png is a file; a run is written to a folder"),
-        (("report", str(tmp_path), "--out", str(tmp_path / "a.png")), "is no HTML page"),
+        (("report", str(tmp_path), "--out", str(tmp_path / "a.png")), "is no report of gcnn"),
         (("export", str(tmp_path), "--onnx", str(tmp_path)), "is a folder; give the name of a file"),
         (
             ("train", "--model", "digit-resnet", "--channels", "3"),
@@ -799,7 +799,8 @@ def test_a_run_is_tested_on_what_it_learned(small: Dataset, tmp_path: Path) -> N
     run = load_run(tmp_path / "b")
     with pytest.raises(ValueError, match=r"trained with classes \('a', .*, small has \('0', "):
         run.check_data(small)
-    wide = Dataset("small", small.train, Split(small.test.images[..., :20], small.test.labels), tuple("abcdefghij"))
+    parts = [Split(part.images[..., :20], part.labels) for part in (small.train, small.test)]
+    wide = Dataset("small", parts[0], parts[1], tuple("abcdefghij"))
     with pytest.raises(ValueError, match=r"images of shape \(1, 28, 28\), small has \(1, 28, 20\)"):
         run.check_data(wide)
     with pytest.raises(ValueError, match=r"b: the run was trained with classes"):
@@ -969,3 +970,92 @@ def test_images_that_a_network_cannot_take(small: Dataset, tmp_path: Path) -> No
 def test_settings_that_make_no_sense(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Config(**settings)
+
+
+def test_predictions_ask_for_what_the_network_learned(small: Dataset, tmp_path: Path) -> None:
+    run, x = train(dataclasses.replace(TINY, epochs=1), tmp_path / "a", progress=False, data=small), small.test.images[:3]
+    expected = run.predict(x)
+    torch.testing.assert_close(run.predict(x.numpy()), expected)  # type: ignore[arg-type]
+    torch.testing.assert_close(run.predict(x.float()), expected)
+    assert run.predict(x[:0]).shape == (0, 10)
+    for images, words in (
+        (x.float() / 255, r"expected images as bytes, got torch.float32 from 0 to 1; use \(255 \* x\)"),
+        (x[..., :20], r"expected images \(N, 1, 28, 28\), as the network was trained on, got \(3, 1, 28, 20\)"),
+        (x.float() * math.nan, "got NaN or infinite numbers"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            run.predict(images)
+
+
+def test_one_run_at_a_time_writes_to_a_folder(small: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, seen = make_model, []
+
+    def second(*arguments: Any) -> Any:
+        monkeypatch.setattr(module, "make_model", make)
+        with pytest.raises(FileExistsError, match="is being written by another run; wait for it, or choose another --out"):
+            train(TINY, tmp_path / "a", progress=False, data=small)
+        seen.append(True)
+        return make(*arguments)
+
+    monkeypatch.setattr(module, "make_model", second)
+    train(dataclasses.replace(TINY, epochs=1), tmp_path / "a", progress=False, data=small)
+    assert seen == [True]
+    train(dataclasses.replace(TINY, epochs=2), tmp_path / "a", True, progress=False, data=small)  # the lock went with the run
+    with pytest.raises(ValueError, match="takes volumes"):
+        train(dataclasses.replace(TINY, model="voxel-resnet", channels=0), tmp_path / "b" / "c", progress=False, data=small)
+    assert not (tmp_path / "b").exists()
+
+
+def test_sharp_epochs_stay_at_the_end(small: Dataset, tmp_path: Path) -> None:
+    config = dataclasses.replace(TINY, epochs=1, sharpness=0.1, sharp_epochs=1)
+    train(config, tmp_path, progress=False, data=small)
+    with pytest.raises(ValueError, match="has its sharp epochs at the end of 1, not of 2; resume with --epochs 1"):
+        train(dataclasses.replace(config, epochs=2), tmp_path, True, progress=False, data=small)
+
+
+@pytest.mark.parametrize("name", ["dropout", "sharpness", "rotate", "weight_decay", "lr"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_settings_are_finite(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=rf"{name} must be a"):
+        Config(**{name: value})  # type: ignore[arg-type]
+
+
+def test_the_best_epoch_has_a_loss_that_is_a_number(small: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, losses = module.evaluate, iter([math.nan, 2.0, 1.0, 3.0, 1.0])
+    monkeypatch.setattr(module, "evaluate", lambda *a, **k: {**found(*a, **k), "loss": next(losses)})
+    config = dataclasses.replace(TINY, epochs=4, keep="best", validation=100)
+    run = train(config, tmp_path, progress=False, data=small)
+    assert run.kept is not None
+    assert run.kept["epoch"] == 3
+
+
+def test_reports_replace_reports_alone(small: Dataset, tmp_path: Path) -> None:
+    train(dataclasses.replace(TINY, epochs=1), tmp_path / "a", progress=False, data=small)
+    page = tmp_path / "page.html"
+    page.write_text("my notes")
+    with pytest.raises(FileExistsError, match="is there already and is no report of gcnn; choose another name"):
+        report([tmp_path / "a"], page, small, images=10)
+    assert page.read_text() == "my notes"
+    page.unlink()
+    for _ in range(2):
+        report([tmp_path / "a"], page, small, images=10)
+    assert "<h1>" in page.read_text()
+
+
+def test_the_table_is_whole_where_nobody_listens(small: Dataset, tmp_path: Path) -> None:
+    from PIL import Image
+
+    train(dataclasses.replace(TINY, epochs=1), tmp_path / "run", progress=False, data=small)
+    (tmp_path / "in" / "more").mkdir(parents=True)
+    for i in range(3):
+        Image.fromarray(small.test.images[i, 0].numpy()).save(tmp_path / "in" / f"{i}.png")
+    shutil.copy(tmp_path / "in" / "0.png", tmp_path / "in" / "0.gif")
+    words = [sys.executable, "-m", "gcnn", "predict", str(tmp_path / "run"), str(tmp_path / "in"), "--device", "cpu"]
+    with subprocess.Popen([*words, "--csv", str(tmp_path / "a.csv")], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as asked:
+        assert asked.stdout is not None
+        asked.stdout.close()
+        errors = asked.stderr.read().decode() if asked.stderr else ""
+        assert asked.wait(120) == 0
+    assert len((tmp_path / "a.csv").read_text().splitlines()) == 4
+    assert "2 others in" in errors
+    assert "were passed over" in errors

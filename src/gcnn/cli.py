@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from gcnn import __version__
 from gcnn.checks import unknown
-from gcnn.data import SOURCES, Dataset, download, load, pictures_in, read_picture, shown
+from gcnn.data import KINDS, SOURCES, Dataset, download, load, pictures_in, read_picture, shown
 from gcnn.files import write_file
 from gcnn.groups import GROUPS
 from gcnn.models import EXAMPLES, build
@@ -252,7 +252,7 @@ def _predict(chosen: argparse.Namespace) -> int:
     if chosen.csv:
         _check_new(chosen.csv, "answers.csv", chosen.force)
     run = load_run(chosen.folder, chosen.device)
-    status, rows = 0, [["file", "class", *run.classes]]
+    status, heard, rows = 0, True, [["file", "class", *run.classes]]
     for name in [name for given in chosen.images for name in _files(given)]:
         try:
             pixels = _pixels(name, run.shape)
@@ -267,12 +267,20 @@ def _predict(chosen: argparse.Namespace) -> int:
             print(f"gcnn predict: {name} has a light ground, the network learned from dark ones: --invert?", file=sys.stderr)
         shares = run.predict(pixels[None])[0]
         best = shares.argsort(descending=True)[: chosen.top].tolist()
-        print(f"{name}: " + ", ".join(f"{run.classes[i]} {100 * float(shares[i]):.1f} %" for i in best))
+        try:
+            if heard:
+                print(f"{name}: " + ", ".join(f"{run.classes[i]} {100 * float(shares[i]):.1f} %" for i in best), flush=True)
+        except BrokenPipeError:  # whoever read our output has seen enough; the table is to have all
+            if not chosen.csv:
+                raise
+            heard = False
         rows.append([name, run.classes[best[0]], *(f"{share:.6g}" for share in shares.tolist())])
     if chosen.csv:
         table = io.StringIO()
         csv.writer(table).writerows(rows)
         write_file(Path(chosen.csv), table.getvalue().encode(errors="surrogateescape"))
+    if not heard:
+        raise BrokenPipeError
     return status
 
 
@@ -282,7 +290,11 @@ def _files(name: str) -> list[str]:
         return [name]
     found, inside = pictures_in(Path(name)), shown(Path(name))
     if not found and all(path.is_dir() for path in inside):
-        found = [path for part in inside for path in pictures_in(part)]
+        parts = inside
+        found, inside = [path for part in parts for path in pictures_in(part)], [path for part in parts for path in shown(part)]
+    if found and (others := [path for path in inside if path not in found]):
+        more = f"{len(others)} others in {name} were passed over, {others[0]} for example; pictures are {', '.join(KINDS)}"
+        print(f"gcnn predict: {more}", file=sys.stderr)
     return [str(path) for path in found] or [name]
 
 
@@ -290,6 +302,8 @@ def _check_new(name: str, example: str, force: bool) -> None:
     """Raises an OSError for a file that cannot be written, or is there already and may not be replaced."""
     if Path(name).is_dir():
         raise IsADirectoryError(f"{name} is a folder; give the name of a file, {name}/{example}")
+    if Path(name).exists() and not Path(name).is_file():
+        raise FileExistsError(f"{name} is no file that can be replaced; give the name of a file, {example}")
     if not Path(name).parent.is_dir():
         raise FileNotFoundError(f"there is no folder {Path(name).parent} for {name}; make it first")
     if Path(name).exists() and not force:

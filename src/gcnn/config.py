@@ -82,7 +82,7 @@ class Config:
     device: str = "auto"
     """auto (cuda, mps or cpu), or a device of torch."""
     amp: bool = False
-    """Automatic mixed precision, bfloat16; the network is tested in it too."""
+    """Automatic mixed precision, bfloat16; the network is tested in it too. `gcnn eval` and `predict` work in float32."""
     tf32: bool = True
     """On cuda, let the convolutions of training round float32 inputs to TF32, as torch does. Tests in float32 never do."""
     compile: bool = False
@@ -121,6 +121,9 @@ class Config:
             raise ValueError(unknown("model", self.model, MODELS))
         if self.group and self.group not in GROUPS:
             raise ValueError(unknown("group", self.group, GROUPS))
+        for name, value in dataclasses.asdict(self).items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"{name} must be a finite number, got {value}")
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"label_smoothing must be at least 0 and below 1, got {self.label_smoothing}")
         if self.dropout >= 1:

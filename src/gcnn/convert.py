@@ -18,7 +18,7 @@ from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_leaves
 
 from gcnn.functional import act
-from gcnn.groups import Group
+from gcnn.groups import GROUPS, Group
 from gcnn.nn import CosetPool
 from gcnn.pointwise import TRACING
 from gcnn.rebuild import Converter, Value
@@ -67,7 +67,8 @@ def convert(
     (LiftConv(p4, 1, 8, kernel_size=(3, 3)), GConv(p4, 8, 8, kernel_size=(3, 3)))
     """
     if not isinstance(group, Group):
-        raise TypeError(f"convert: expected a Group, such as gcnn.p4m or GROUPS['p4m'], got {group!r}")
+        named = next((name for name in GROUPS if name.lower() == str(group).lower()), "p4m")
+        raise TypeError(f"convert: expected a Group, such as gcnn.GROUPS[{named!r}], got {group!r}")
     with TRACING:
         return _converted(model, group, keep, pool, weights, example)
 

@@ -80,6 +80,10 @@ class Dataset:
 
     def __post_init__(self) -> None:
         for part, split in (("train", self.train), ("test", self.test)):
+            for what, numbers in (("images", split.images), ("labels", split.labels)):
+                if not isinstance(numbers, Tensor):
+                    kind = type(numbers).__name__
+                    raise TypeError(f"{self.name}, {part}: expected {what} as a tensor, got {kind}; use torch.as_tensor")
             shape, dtype = tuple(split.images.shape), split.images.dtype
             last = len(shape) > 1 and shape[1] > 4 >= shape[-1]
             if len(shape) not in (4, 5) or last:
@@ -93,6 +97,9 @@ class Dataset:
                     f"{self.name}, {part}: expected images as bytes, got {dtype} from 0 to 1; use (255 * x).to(torch.uint8), so "
                     "that predictions of image files see what the network learned from"
                 )
+            if split.images.is_floating_point() and not split.images.isfinite().all():
+                which = int((~split.images.flatten(1).isfinite().all(1)).nonzero()[0])
+                raise ValueError(f"{self.name}, {part}: image {which} holds NaN or infinite numbers; mend it, or leave it out")
             if split.labels.is_floating_point() or split.labels.ndim != 1:
                 shape, dtype = tuple(split.labels.shape), split.labels.dtype
                 raise ValueError(f"{self.name}, {part}: expected labels as whole numbers (N,), got {dtype} {shape}")
@@ -101,6 +108,16 @@ class Dataset:
             low, high = (int(split.labels.min()), int(split.labels.max())) if len(split) else (0, 0)
             if low < 0 or high >= len(self.classes):
                 raise ValueError(f"{self.name}, {part}: labels go from {low} to {high}, expected 0 to {len(self.classes) - 1}")
+        if not len(self.test):
+            raise ValueError(f"{self.name}: the test part is empty; hand some images to it")
+        (a, b), names = (self.train.images, self.test.images), ("floating point numbers", "bytes")
+        if a.shape[1:] != b.shape[1:]:
+            raise ValueError(
+                f"{self.name}: training images are {tuple(a.shape[1:])}, those of the test {tuple(b.shape[1:])}; cut them alike"
+            )
+        if a.is_floating_point() != b.is_floating_point():
+            told = [names[0] if x.is_floating_point() else names[1] for x in (a, b)]
+            raise ValueError(f"{self.name}: training images are {told[0]}, those of the test {told[1]}; scale both alike")
 
     def hold_out(self, count: int) -> Dataset:
         """The same with the last `count` training images as test part: for choosing settings without the test set."""
@@ -235,6 +252,9 @@ def volumes(path: str | Path) -> Dataset:
         if len(x) != len(y):
             raise ValueError(f"{path}: {len(x)} volumes in {names[0].format(part)}, but {len(y)} labels; expected one for each")
         parts.append(_split(x[:, None].astype(np.uint8), y))
+    single = [arrays[names[0].format(part)].dtype == bool for part in ("train", "test")]
+    if single[0] != single[1] and max(int(part.images.max()) for part in parts) > 1:
+        raise ValueError(f"{path}: one of train and test has volumes of true and false, the other of bytes; scale both alike")
     used = torch.cat([part.labels for part in parts]).unique()
     count = int(used.max()) + 1
     if not classes and len(used) < count:

@@ -15,6 +15,9 @@ def write_file(path: Path, content: bytes) -> None:
     ...     [path.name for path in Path(folder).iterdir()]
     ['notes.txt']
     """
+    path = path.resolve()  # what a link leads to is replaced, not the link
+    if path.exists() and not path.is_file():
+        raise OSError(f"{path} could not be written: it is no file that can be replaced")
     part = path.with_name(path.name + ".part")
     try:
         with part.open("wb") as file:

@@ -34,6 +34,9 @@ figcaption { opacity: .8; }
 """
 
 
+MARK = '<meta name="generator" content="gcnn">'  # by which a later report knows what it may replace
+
+
 def report(
     folders: Sequence[str | Path],
     out: str | Path,
@@ -50,8 +53,8 @@ def report(
     """
     if not folders:
         raise ValueError("report: expected at least one folder of a run")
-    if Path(out).exists() and Path(out).suffix.lower() not in (".html", ".htm"):
-        raise FileExistsError(f"report: {out} is there already and is no HTML page; choose another name")
+    if Path(out).exists() and not (Path(out).is_file() and MARK.encode() in Path(out).read_bytes()):
+        raise FileExistsError(f"report: {out} is there already and is no report of gcnn; choose another name")
     paths = [Path(folder).resolve() for folder in folders]
     short = len({path.name for path in paths}) == len(paths)
     runs = {path.name if short else str(folder): load_run(path, device) for path, folder in zip(paths, folders, strict=True)}
@@ -99,7 +102,7 @@ def report(
         parts += _on_the_group(first, data)
     title = "Report: " + ", ".join(runs)
     page = (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">{MARK}'
         f"<title>{html.escape(title)}</title><style>{STYLE}</style></head><body><h1>{html.escape(title)}</h1>{''.join(parts)}"
         "</body></html>"
     )

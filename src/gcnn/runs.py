@@ -220,6 +220,16 @@ class Run:
     def predict(self, images: Tensor) -> Tensor:
         """Probabilities (N, classes) of images as bytes (N, channels, rows, columns), answered as in the test."""
         self.check_takes_bytes()
+        images = torch.as_tensor(images)
+        if tuple(images.shape[1:]) != tuple(self.shape):
+            what = f"({', '.join(['N', *map(str, self.shape)])})"
+            raise ValueError(f"expected images {what}, as the network was trained on, got {tuple(images.shape)}")
+        if not len(images):
+            return torch.zeros(0, len(self.classes))
+        if images.is_floating_point() and not images.isfinite().all():
+            raise ValueError("expected images as bytes, got NaN or infinite numbers")
+        if images.is_floating_point() and images.min() >= 0 and 0 < images.max() <= 1:
+            raise ValueError(f"expected images as bytes, got {images.dtype} from 0 to 1; use (255 * x).to(torch.uint8)")
         device = next(self.model.parameters()).device
         unknown = Split(images, torch.zeros(len(images), dtype=torch.int64))
         return answers_of(self.model, self.inputs(unknown, device), self.config.test_turns).softmax(1)

@@ -15,8 +15,8 @@ import math
 import os
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,11 @@ from gcnn.runs import (
 )
 from gcnn.steps import Inputs, Stepper, batches
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 __all__ = [
     "Config",
     "DivergedError",
@@ -86,6 +91,44 @@ def train(
     if folder is not None and folder.is_file():
         raise FileExistsError(f"{folder} is a file; a run is written to a folder, choose another one with --out")
     rank, world, distributed = _join(config.device)
+    with _alone(folder) if folder is not None and rank == 0 else nullcontext():
+        return _train(config, folder, resume, progress, data, rank, world, distributed)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Holds a folder for this process, where the system has such locks; they end with the process, however that ends."""
+    if fcntl is None:
+        yield
+        return
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FileExistsError(f"{folder} is being written by another run; wait for it, or choose another --out") from None
+        except OSError:  # some file systems of networks have no locks
+            pass
+        yield
+    finally:
+        os.close(held)
+        with suppress(OSError):  # what was made for a run that did not begin is empty
+            for path in new:
+                path.rmdir()
+
+
+def _train(
+    config: Config,
+    folder: Path | None,
+    resume: bool,
+    progress: bool,
+    data: Dataset | None,
+    rank: int,
+    world: int,
+    distributed: bool,
+) -> Run:
     if folder is not None and not resume and rank == 0:
         _check_free(folder)
     device = pick_device(config.device)
@@ -200,7 +243,8 @@ def train(
             meta["epoch"] = epoch
             meta["history"] = [*meta["history"], row]
             if config.keep == "best":
-                best = min((r for r in meta["history"] if "test_loss" in r), key=lambda r: r["test_loss"], default=row)
+                tested = [r for r in meta["history"] if "test_loss" in r]
+                best = min(tested, key=lambda r: r["test_loss"] if math.isfinite(r["test_loss"]) else math.inf, default=row)
                 if best is row:
                     meta["kept"], kept = {"epoch": epoch}, _copied(model)
                 if epoch == config.epochs:
@@ -368,6 +412,11 @@ def _resume(
         raise ValueError(
             f"{path} follows a learning rate that falls over {meta['config']['epochs']} epochs, not over "
             f"{fresh['config']['epochs']}; resume with --epochs {meta['config']['epochs']}, or start a new run"
+        )
+    if fresh["config"]["sharp_epochs"] and fresh["config"]["epochs"] != meta["config"]["epochs"]:
+        raise ValueError(
+            f"{path} has its sharp epochs at the end of {meta['config']['epochs']}, not of {fresh['config']['epochs']}; resume "
+            f"with --epochs {meta['config']['epochs']}, or start a new run"
         )
     if fresh["config"]["epochs"] < meta["epoch"]:
         raise ValueError(f"{path} has {meta['epoch']} epochs already, more than the {fresh['config']['epochs']} asked for")

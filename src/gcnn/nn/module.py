@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gcnn.checks import Size, as_tuple, check_axes, shape_text
-from gcnn.groups import Group
+from gcnn.groups import GROUPS, Group
 from gcnn.lattice import check_domain
 from gcnn.layout import traced
 
@@ -83,7 +83,8 @@ def naming(label: str) -> Iterator[None]:
 def check_group(layer: str, group: Group) -> None:
     """Raises a TypeError unless `group` is a Group."""
     if not isinstance(group, Group):
-        raise TypeError(f"{layer}: expected a Group as the first argument, such as gcnn.p4m, got {group!r}")
+        named = next((name for name in GROUPS if name.lower() == str(group).lower()), "p4m")
+        raise TypeError(f"{layer}: expected a Group as the first argument, such as gcnn.GROUPS[{named!r}], got {group!r}")
 
 
 def checked_axes(group: Group, what: str, value: Size, least: int = 0) -> tuple[int, ...]:
