@@ -57,10 +57,11 @@ def rotated_mnist() -> str:
     rows.append("")
     rows.append(
         f"Test error in percent on the 50,000 digits of rotated MNIST, regenerated; mean and standard deviation of "
-        f"{len(r['seeds'])} seeds, last epoch, nothing chosen on the test set. The authors turned training digits by up to 3.14 "
-        "degrees and kept the learning rate: now and then the last epoch is a bad one, as in two of the twenty runs of P4CNN. "
-        "Their program turned digits by bilinear interpolation after normalising, with the mean outside; ours turns "
-        "bicubically, with black outside, but for one row. "
+        f"{len(r['seeds'])} seeds, last epoch, nothing chosen on the test set; of the two last rows the better was chosen by "
+        "validation, when both had been tested.\n\n"
+        "The authors turned training digits by up to 3.14 degrees and kept the learning rate: now and then the last epoch is a "
+        "bad one, as in two of the twenty runs of P4CNN. Their program turned digits by bilinear interpolation after "
+        "normalising, with the mean outside; ours turns bicubically, with black outside, but for one row. "
         f"The epochs of `best/p4` were chosen on the validation digits, five seeds each, by a hair ({chosen}), when both had "
         "been tested. "
         f"{r['device']}, torch {r['torch']}; an epoch of P4CNN takes {graphs['seeds'][0]['median_epoch_seconds']:.2f} s, and "
@@ -145,12 +146,13 @@ def cifar10() -> str:
     assert share is not None
     rows.append("")
     rows.append(
-        "Test error in percent, last epoch, recipes `fast/*`, settings chosen on the last 10,000 training images; the paper "
-        "trained for 300 epochs or more. Sharp epochs are sharpness-aware and take twice as long; without, in the same order "
-        f"of groups, {'; '.join(before)}. With 50 sharp epochs All-CNN-C with augmentation "
-        f"had {shorter}. The second row of All-CNN-C for p4m has the 80 epochs that its recipe has now for every group: on "
-        f"held-out images they brought it from {held_out('p4m', 50)} to {held_out('p4m', 80)}, and the planar network from "
-        f"{held_out('p1', 0)} to {held_out('p1', 80)}. The second row of the planar ResNet26 has the settings of "
+        "Test error in percent, last epoch, recipes `fast/*`, settings chosen on the last 10,000 training images, most rows with "
+        "one seed so far; the paper trained for 300 epochs or more. Sharp epochs are sharpness-aware and take twice as long. Of "
+        "two rows for one network the second has later settings, chosen when the first had been tested.\n\n"
+        f"Without sharp epochs, in the same order of groups, {'; '.join(before)}. With 50 sharp epochs All-CNN-C with "
+        f"augmentation had {shorter}. The second row of All-CNN-C for p4m has the 80 epochs that its recipe has now for every "
+        f"group: on held-out images they brought it from {held_out('p4m', 50)} to {held_out('p4m', 80)}, and the planar network "
+        f"from {held_out('p1', 0)} to {held_out('p1', 80)}. The second row of the planar ResNet26 has the settings of "
         f"ResNet44, with which the p4m network was not trained; with 30 epochs, 10 of them sharp, it had "
         f"{error(between)} with augmentation. All-CNN-C sees whitened images, as in the paper, ResNets plain ones. Images "
         f"a second in training, of the first seed, bfloat16, {r['device']}, torch {r['torch']}; of a step of the p4m ResNet44, "
@@ -297,10 +299,11 @@ def speed() -> str:
     rows.append(
         f"Time as a multiple of the bound, float32, median of interleaved rounds; {r['device']}, torch {r['torch']}. Well "
         "below 1 is the Fourier algorithm, which needs fewer multiplications than a planar convolution of the same shape; a few "
-        "percent to either side are noise. How much channels last gain, which the peers do not use, depends on the machine: on "
+        "percent to either side are noise. "
+        f"Building the layers of a p4m ResNet44: {words}.\n\n"
+        "How much channels last gain, which the peers do not use, depends on the machine: on "
         f"another one escnn took, as a multiple of gcnn's time, {', '.join(lost)}. "
-        f"Compiled by torch.compile, as a multiple of the planar twin compiled: {beside}. "
-        f"Building the layers of a p4m ResNet44: {words}. Record: "
+        f"Compiled by torch.compile, as a multiple of the planar twin compiled: {beside}. Record: "
         "`benchmarks/records/2026-11-15_speed_cpu`."
     )
     return "\n".join(rows)
@@ -462,13 +465,18 @@ TABLES = {
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def filled(text: str) -> str:
-    """`text` with what stands between the markers of each table made anew."""
+def filled(path: Path) -> str:
+    """A page with what stands between the markers of each table made anew; README.md has the first words about it."""
+    text = path.read_text()
     for name, table in TABLES.items():
         start, end = f"<!-- table {name} -->\n", f"<!-- end {name} -->"
         if start in text:
             before, rest = text.split(start)
-            text = before + start + table() + "\n" + end + rest.split(end)[1]
+            made = table()
+            if path.parent == ROOT:
+                page = next(p for p in PAGES if p != path and start in p.read_text())
+                made = "\n\n".join(made.split("\n\n")[:2]) + f" [More about these numbers](docs/{page.name})."
+            text = before + start + made + "\n" + end + rest.split(end)[1]
     return text
 
 
@@ -478,11 +486,10 @@ def main() -> None:
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
     for path in PAGES:
-        text = path.read_text()
-        if check and filled(text) != text:
+        if check and filled(path) != path.read_text():
             raise SystemExit(f"{path.name} has other numbers than the records: run python benchmarks/tables.py")
         if not check:
-            path.write_text(filled(text))
+            path.write_text(filled(path))
 
 
 if __name__ == "__main__":

@@ -157,8 +157,8 @@ class _Filters(GModule):
                 raise ValueError(
                     f"{self._label()}: expected floating point numbers, got {x.dtype}; use x.float() / 255 for bytes"
                 )
-            own = None if traced() else self._parameters.get("weight")  # not one that is computed, and may be drawn at random
-            if own is not None and x.dtype != own.dtype and not autocasts(x.device.type):
+            own = self._parameters.get("weight")  # not one that is computed, and may be drawn at random
+            if own is not None and x.dtype != own.dtype and not (traced() or autocasts(x.device.type)):
                 raise ValueError(
                     f"{self._label()}: expected input of its own dtype {own.dtype}, got {x.dtype}; use x.to({own.dtype})"
                 )

@@ -57,17 +57,18 @@ class GModule(nn.Module):
         if self.group.fills_box and traced():
             return  # torch looks, and sizes may not be known
         size = x.shape[-self.group.dim :]
-        out = [
-            (n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in zip(size, kernel, stride, padding, dilation, strict=True)
-        ]
+        for n, k, p, d in zip(size, kernel, padding, dilation, strict=True):
+            if n + 2 * p <= d * (k - 1):
+                raise ValueError(
+                    f"{self._label()}: a window of {kernel} cells does not fit a map of {tuple(size)} with padding "
+                    f"{tuple(padding)} and dilation {dilation}; give larger images, or pad more"
+                )
         if not self.group.fills_box:
             check_domain(self._label(), self.group, size)
-        if min(out) < 1:
-            raise ValueError(
-                f"{self._label()}: a window of {kernel} cells does not fit a map of {tuple(size)} with padding {tuple(padding)} "
-                f"and dilation {dilation}; give larger images, or pad more"
-            )
-        if not self.group.fills_box:
+            out = [
+                (n + 2 * p - d * (k - 1) - 1) // s + 1
+                for n, k, s, p, d in zip(size, kernel, stride, padding, dilation, strict=True)
+            ]
             check_domain(f"{self._label()}, result", self.group, out)
 
 
