@@ -2064,6 +2064,8 @@ OVER_SPACE: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tenso
     "logarithm": (lambda y: y.logsumexp((2, 3)), lambda z: z.logsumexp(-1)),
     "variance": (lambda y: y.var((2, 3), unbiased=False), lambda z: z.var(-1, unbiased=False)),
     "spread": (lambda y: torch.std(y, (2, 3), correction=0), lambda z: z.std(-1, unbiased=False)),
+    "unbiased": (lambda y: y.std((2, 3)), lambda z: z.std(-1)),
+    "unbiased, of channels too": (lambda y: y - y.var((1, 2, 3), keepdim=True), lambda z: z - z.var((1, 3), keepdim=True)),
     "of channels too": (
         lambda y: y - y.mean((1, 2, 3), keepdim=True).mean((2, 3), keepdim=True),
         lambda z: z - z.mean((1, 3), keepdim=True),
@@ -2108,7 +2110,6 @@ def test_norms_of_samples_see_hexagons(norm: Any) -> None:
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        (lambda y: y.std((2, 3)), "a std over space, .* with unbiased=False"),
         (lambda y: y.norm(-1, (2, 3)), "a norm over space, .* that zeros do not change"),
         (lambda y: F.interpolate(y, size=(17, 17)), "an interpolate to a size, .* give a whole scale_factor"),
     ],
@@ -2202,3 +2203,96 @@ def test_examples_need_numbers() -> None:
     assert next(convert(net, p4).parameters()).is_meta
     with pytest.raises(ValueError, match="on the meta device, where no example can be tried"):
         convert(net, p4, example=torch.rand(1, 3, 9, 9))
+
+
+@pytest.mark.parametrize("name", ["C3", "C6", "D3h", "D6h"])
+@pytest.mark.parametrize(
+    "how", [lambda s, x: s.n(s.c(x)), lambda s, x: s.c(x).std((2, 3, 4)), lambda s, x: s.c(x).flatten(2).norm(dim=2)]
+)
+def test_prisms_of_hexagons_are_all_of_space(name: str, how: Any) -> None:
+    group = GROUPS[name]
+    torch.manual_seed(0)
+    parts = {"c": nn.Conv3d(2, 4, 3, padding=1), "n": nn.GroupNorm(2, 4)}
+    net: Any = convert(Written(how, **parts).double(), group, keep="channels", pool=None).eval()
+    x = image(group, channels=2, size=5)
+    inside, y = domain_mask(group, x.shape[2:], x.device), net(x)
+    z = net.c(x)[..., inside]
+    if y.ndim == 3:
+        torch.testing.assert_close(y, z.std(-1) if "std" in how.__code__.co_names else z.norm(dim=-1))
+    else:
+        expected = F.group_norm(z.transpose(1, 2).flatten(0, 1), 2).unflatten(0, (len(x), -1)).transpose(1, 2)
+        torch.testing.assert_close(y[..., inside], expected)
+    torch.testing.assert_close(planar(net)(x), y)
+
+
+@pytest.mark.parametrize("norm", [nn.InstanceNorm2d(3), nn.GroupNorm(1, 3), nn.BatchNorm2d(3)])
+def test_norms_of_images_see_hexagons(norm: nn.Module) -> None:
+    torch.manual_seed(0)
+    net = convert(nn.Sequential(norm, conv(3, 8)).double(), p6m).train()
+    x = image(p6m, channels=3, size=9)
+    junk = torch.where(domain_mask(p6m, (9, 9), x.device), x, torch.randn_like(x))
+    torch.testing.assert_close(net(junk), net(x))
+    net.eval()
+    torch.testing.assert_close(planar(net, example=x)(junk), net(x))
+    assert equivariance_error(net, p6m, x) < 1e-10
+
+
+def test_spreads_of_hexagons_in_half_precision_and_of_blank_images() -> None:
+    net = convert(Written(lambda s, x: s.f(s.c(x).std((2, 3))), c=conv(1, 8, bias=False), f=nn.Linear(8, 2)), p6, keep="channels")
+    net(torch.zeros(1, 1, 9, 9)).sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
+    large = convert(Written(lambda s, x: s.c(x).var((2, 3)), c=conv(1, 8)), p6, keep="channels").half().eval()
+    x = 150 * image(p6, channels=1, size=33, dtype=torch.float32).half()
+    y = large(x)
+    assert y.isfinite().all()
+    torch.testing.assert_close(planar(large)(x), y, rtol=1e-2, atol=1e-2)
+
+
+@dataclass
+class Scaled:
+    answers: Tensor
+
+    def __post_init__(self) -> None:
+        self.answers = 2 * self.answers
+
+
+class PairWithMore(Pair):
+    def __new__(cls, answers: Tensor, features: Tensor) -> PairWithMore:
+        return super().__new__(cls, 2 * answers, features)
+
+
+@pytest.mark.parametrize("kind", [Scaled, PairWithMore])
+def test_results_that_compute_are_refused(kind: Any) -> None:
+    def forward(net: Any, x: Tensor) -> Any:
+        y = net.c(x)
+        return kind(y) if kind is Scaled else kind(y, y)
+
+    with pytest.raises(ValueError, match=f"a {kind.__name__}, .* computes fields when it is made, which would be done twice"):
+        convert(Written(forward, c=conv(3, 8)), p4)
+
+
+@pytest.mark.parametrize("kind", [Found, Pair])
+def test_results_with_names_are_checked_on_the_example(kind: Any) -> None:
+    def forward(net: Any, x: Tensor) -> Any:
+        y = net.d(F.relu(net.c(x)))
+        return kind(y.mean((2, 3)), y)
+
+    with pytest.raises(ValueError, match="is not equivariant"):
+        convert(Written(forward, c=conv(3, 8), d=nn.Conv2d(8, 8, 3, 2, 1)), p4, example=torch.rand(1, 3, 8, 8))
+
+
+def test_heads_beside_maps_stay_heads() -> None:
+    def forward(net: Any, x: Tensor) -> Any:
+        y = F.relu(net.c(x))
+        return {"boxes": net.b(y), "class": net.f(y.mean((2, 3)))}
+
+    made = convert(Written(forward, c=conv(3, 8), b=conv(8, 4), f=nn.Linear(8, 5)), p4m)
+    assert type(made.get_submodule("f")) is nn.Linear
+
+    def named(net: Any, x: Tensor) -> Any:
+        y = F.relu(net.c(x))
+        return Pair(net.f(y.mean((2, 3))), net.m(y).squeeze(1))
+
+    made = convert(Written(named, c=conv(3, 8), m=conv(8, 1), f=nn.Linear(8, 5)), p4m)
+    assert type(made.get_submodule("f")) is nn.Linear
+    assert made(torch.rand(2, 3, 9, 9)).features.shape == (2, 9, 9)

@@ -584,41 +584,17 @@ def test_files_of_volumes_that_are_none(tmp_path: Path) -> None:
         volumes(tmp_path / "v.npy")
 
 
-BYTES = torch.zeros(4, 1, 9, 9, dtype=torch.uint8)
-
-
-@pytest.mark.parametrize(
-    ("train", "test", "words"),
-    [
-        (BYTES, BYTES[..., :8], r"training images are \(1, 9, 9\), those of the test \(1, 9, 8\); cut them"),
-        (BYTES, -torch.rand(2, 1, 9, 9), "training images are bytes, those of the test floating point numbers"),
-        (BYTES, BYTES[:0], "the test part is empty"),
-        (
-            torch.randn(4, 1, 9, 9).index_fill(0, torch.tensor([2]), torch.nan),
-            torch.randn(2, 1, 9, 9),
-            "train: image 2 holds NaN",
-        ),
-    ],
-)
-def test_parts_that_do_not_fit_each_other(train: Tensor, test: Tensor, words: str) -> None:
-    parts = [Split(x, torch.zeros(len(x), dtype=torch.int64)) for x in (train, test)]
-    with pytest.raises(ValueError, match=words):
-        Dataset("mine", parts[0], parts[1], ("a",))
+def test_images_with_holes_are_named() -> None:
+    x, y = torch.randn(4, 1, 9, 9), torch.zeros(4, dtype=torch.int64)
+    x[2, 0, 3, 3] = torch.nan
+    with pytest.raises(ValueError, match="mine, test: image 2 holds NaN or infinite numbers; mend it, or leave it out"):
+        Dataset("mine", Split(torch.randn(4, 1, 9, 9), y), Split(x, y), ("a",))
 
 
 def test_arrays_are_no_tensors() -> None:
     part = Split(np.zeros((2, 1, 9, 9), np.uint8), torch.zeros(2, dtype=torch.int64))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"mine, train: expected images as a tensor, got ndarray; use torch.as_tensor"):
         Dataset("mine", part, part, ("a",))
-
-
-def test_volumes_of_two_scales(tmp_path: Path) -> None:
-    x, y = np.random.default_rng(0).integers(0, 255, (12, 5, 5, 5)).astype(np.uint8), np.arange(12) % 3
-    np.savez(tmp_path / "a.npz", x_train=x > 100, y_train=y, x_test=x, y_test=y)
-    with pytest.raises(ValueError, match="one of train and test has volumes of true and false, the other of bytes"):
-        volumes(tmp_path / "a.npz")
-    np.savez(tmp_path / "b.npz", x_train=x > 100, y_train=y, x_test=(x > 100).astype(np.uint8), y_test=y)
-    assert volumes(tmp_path / "b.npz").test.images.max() == 1
 
 
 def test_files_are_replaced_and_nothing_else_is(tmp_path: Path) -> None:
@@ -631,3 +607,9 @@ def test_files_are_replaced_and_nothing_else_is(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="it is no file that can be replaced"):
         write_file(tmp_path / "pipe", b"new")
     assert (tmp_path / "pipe").is_fifo()
+    (tmp_path / "file.part").write_bytes(b"of somebody else")
+    (tmp_path / "file").chmod(0o600)
+    write_file(tmp_path / "file", b"newer")
+    assert (tmp_path / "file.part").read_bytes() == b"of somebody else"
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "file.part", "link", "pipe"]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import prune
-from torch.nn.utils.parametrizations import weight_norm
+from torch.nn.utils.parametrizations import orthogonal, spectral_norm, weight_norm
 
 from common import ALL, every_group, feature_map, image, plane_groups, some_groups
 from gcnn import GROUPS, Group, Oh, p1, p4, p4m, p6, p6m, pm
@@ -704,9 +704,15 @@ def test_weights_that_are_computed_are_computed_once_a_call(layer: nn.Module) ->
 
 def test_filters_are_taken_over_where_weights_are_computed() -> None:
     psi = torch.randn(3, 2, 4, 3, 3)
-    conv = weight_norm(GConv(p4, 2, 3, 3))
-    conv.load_filters(psi)
-    torch.testing.assert_close(conv.filters()[:, 0], psi)
+    normed: Any = weight_norm(GConv(p4, 2, 3, 3))
+    normed.load_filters(psi)
+    torch.testing.assert_close(normed.filters()[:, 0], psi)
+    for parametrization in (spectral_norm, orthogonal):
+        conv: Any = parametrization(GConv(p4, 2, 3, 3))
+        before = conv.weight.detach().clone()
+        with pytest.raises(ValueError, match="the parametrization of its weight cannot hold these filters; remove it first"):
+            conv.load_filters(10 * psi)
+        torch.testing.assert_close(conv.eval().weight, before, rtol=0.5, atol=0.1)  # spectral_norm draws on
     pruned: Any = prune.l1_unstructured(GConv(p4, 2, 3, 3), "weight", 0.5)
     with pytest.raises(ValueError, match=r"GConv\(p4, 2 -> 3\): its weight is computed from others .* remove that first"):
         pruned.load_filters(psi)

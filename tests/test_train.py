@@ -12,6 +12,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +171,7 @@ module.train(module.Config(epochs=3, batch_size=64, channels=3, lr=3e-3), sys.ar
 def test_kill_9_while_saving_leaves_the_last_checkpoint(small: Dataset, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False, capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
-    assert (tmp_path / "last.safetensors.part").stat().st_size == 1000  # half a checkpoint, under another name
+    assert (tmp_path / ".last.safetensors.part").stat().st_size == 1000  # half a checkpoint, under another name
     assert load_run(tmp_path).history[-1]["epoch"] == 1
     resumed = train(TINY, tmp_path, resume=True, progress=False, data=small)
     assert same(resumed, train(TINY, progress=False, data=small))
@@ -985,6 +988,53 @@ def test_predictions_ask_for_what_the_network_learned(small: Dataset, tmp_path: 
     ):
         with pytest.raises(ValueError, match=words):
             run.predict(images)
+    of_ones = dataclasses.replace(run, mean=0.3, std=0.4)  # trained on zeros and ones
+    torch.testing.assert_close(of_ones.predict((x > 100).float()), of_ones.predict(x > 100))
+
+
+def test_parts_that_do_not_fit_each_other(small: Dataset) -> None:
+    x, y = small.test.images[:20], small.test.labels[:20]
+    for images, words in (
+        (x[:0], "the test part is empty; hand some images to it, or hold some out"),
+        (x[..., :20], r"training images are \(1, 28, 28\), those of the test \(1, 28, 20\); cut them alike"),
+        (x > 100, "training images go from 0 to 255, those of the test from 0 to 1; scale both alike"),
+        (x / 127.5 - 1, "training images go from 0 to 255, those of the test from -1 to 1; scale both alike"),
+    ):
+        data = Dataset("mine", small.train, Split(images, y[: len(images)]), small.classes)
+        with pytest.raises(ValueError, match=words):
+            train(TINY, progress=False, data=data)
+    same = Dataset("mine", small.train, Split(x.float(), y), small.classes)
+    assert len(train(dataclasses.replace(TINY, epochs=1), progress=False, data=same).history) == 1
+    held = Dataset("mine", small.train, Split(x[:0], y[:0]), small.classes)  # which asks for no test
+    assert len(train(dataclasses.replace(TINY, epochs=1, validation=100), progress=False, data=held).history) == 1
+
+
+def test_runs_that_begin_at_once_do_not_take_the_folder_away(tmp_path: Path) -> None:
+    folder, rounds = tmp_path / "new" / "run", 20
+    inside, most = itertools.count(), []
+    started = threading.Barrier(4)
+
+    def work() -> None:
+        for _ in range(rounds):
+            started.wait()
+            try:
+                with module._alone(folder):
+                    most.append(next(inside))
+                    assert folder.is_dir()
+                    time.sleep(0.005)
+                    assert folder.is_dir()
+                    (folder / "mine").touch(exist_ok=False)  # no other run is here
+                    (folder / "mine").unlink()
+            except FileExistsError as error:
+                refused.append(str(error))
+
+    refused: list[str] = []
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(work) for _ in range(4)]:
+            done.result()
+    assert len(most) >= rounds
+    assert all("is being written by another run" in words for words in refused)
+    assert not (tmp_path / "new").exists()
 
 
 def test_one_run_at_a_time_writes_to_a_folder(small: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1059,3 +1109,13 @@ def test_the_table_is_whole_where_nobody_listens(small: Dataset, tmp_path: Path)
     assert len((tmp_path / "a.csv").read_text().splitlines()) == 4
     assert "2 others in" in errors
     assert "were passed over" in errors
+    (tmp_path / "bad.png").write_bytes(b"no picture")
+    listed = [*words[:5], str(tmp_path / "bad.png"), *words[5:], "--csv", str(tmp_path / "b.csv")]
+    with subprocess.Popen(listed, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as asked:
+        assert asked.stdout is not None
+        asked.stdout.close()
+        errors = asked.stderr.read().decode() if asked.stderr else ""
+        assert asked.wait(120) == 1
+    assert "bad.png" in errors
+    assert "Exception ignored" not in errors
+    assert len((tmp_path / "b.csv").read_text().splitlines()) == 4

@@ -252,7 +252,7 @@ def _predict(chosen: argparse.Namespace) -> int:
     if chosen.csv:
         _check_new(chosen.csv, "answers.csv", chosen.force)
     run = load_run(chosen.folder, chosen.device)
-    status, heard, rows = 0, True, [["file", "class", *run.classes]]
+    status, unheard, rows = 0, None, [["file", "class", *run.classes]]
     for name in [name for given in chosen.images for name in _files(given)]:
         try:
             pixels = _pixels(name, run.shape)
@@ -268,19 +268,19 @@ def _predict(chosen: argparse.Namespace) -> int:
         shares = run.predict(pixels[None])[0]
         best = shares.argsort(descending=True)[: chosen.top].tolist()
         try:
-            if heard:
+            if unheard is None:
                 print(f"{name}: " + ", ".join(f"{run.classes[i]} {100 * float(shares[i]):.1f} %" for i in best), flush=True)
-        except BrokenPipeError:  # whoever read our output has seen enough; the table is to have all
+        except (OSError, UnicodeError) as error:  # whoever read our output has seen enough, say; the table is to have all
             if not chosen.csv:
                 raise
-            heard = False
+            unheard = error
         rows.append([name, run.classes[best[0]], *(f"{share:.6g}" for share in shares.tolist())])
     if chosen.csv:
         table = io.StringIO()
         csv.writer(table).writerows(rows)
         write_file(Path(chosen.csv), table.getvalue().encode(errors="surrogateescape"))
-    if not heard:
-        raise BrokenPipeError
+    if unheard is not None and not (status and isinstance(unheard, BrokenPipeError)):
+        raise unheard
     return status
 
 
@@ -292,7 +292,8 @@ def _files(name: str) -> list[str]:
     if not found and all(path.is_dir() for path in inside):
         parts = inside
         found, inside = [path for part in parts for path in pictures_in(part)], [path for part in parts for path in shown(part)]
-    if found and (others := [path for path in inside if path not in found]):
+    taken = set(found)
+    if found and (others := [path for path in inside if path not in taken]):
         more = f"{len(others)} others in {name} were passed over, {others[0]} for example; pictures are {', '.join(KINDS)}"
         print(f"gcnn predict: {more}", file=sys.stderr)
     return [str(path) for path in found] or [name]

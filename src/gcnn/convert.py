@@ -15,7 +15,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, fx, nn
 from torch.nn.utils import parametrize
-from torch.utils._pytree import tree_leaves
 
 from gcnn.functional import act
 from gcnn.groups import GROUPS, Group
@@ -23,7 +22,7 @@ from gcnn.nn import CosetPool
 from gcnn.pointwise import TRACING
 from gcnn.rebuild import Converter, Value
 from gcnn.rebuild.layers import MODULES
-from gcnn.rebuild.trace import RefusedError, images_of, inputs_for, no_own_gradients, traced
+from gcnn.rebuild.trace import RefusedError, images_of, inputs_for, leaves, no_own_gradients, traced
 from gcnn.rebuild.values import CONVS, TRANSPOSED, of_torch
 from gcnn.testing import explain
 
@@ -290,12 +289,12 @@ def _checked(
             result = copy.deepcopy(made).eval()(*inputs(x))
     except Exception as error:
         raise ValueError(f"convert: the converted network fails on the example {_shapes(example)}: {error}") from error
-    results, alone = tree_leaves(result), isinstance(result, Tensor) and len(given) == 1 and not any(axes)
+    results, alone = leaves(result), isinstance(result, Tensor) and len(given) == 1 and not any(axes)
     tensors = [i for i, y in enumerate(results) if isinstance(y, Tensor)]
     places = dict(zip(tensors, axes, strict=True)) if len(axes) == len(tensors) else {}
     if pool is not None:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            before = tree_leaves(copy.deepcopy(model).eval()(*inputs(x)))
+            before = leaves(copy.deepcopy(model).eval()(*inputs(x)))
         for i, (y, was) in enumerate(zip(results, before, strict=True)):
             if isinstance(was, Tensor) and not places.get(i) and _without_channels(y) != _without_channels(was):
                 raise ValueError(
@@ -322,10 +321,10 @@ def _check_mean(made: nn.Module, model: nn.Module, group: Group, example: Tensor
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         found = copy.deepcopy(made).double().eval()(*images)
         for h in range(group.order):
-            moved = tree_leaves(old(*(act(group, h, t) if t.ndim == group.dim + 2 else t for t in images)))
+            moved = leaves(old(*(act(group, h, t) if t.ndim == group.dim + 2 else t for t in images)))
             back = int(group.inverse[h])
             answers.append([act(group, back, y) if isinstance(y, Tensor) and y.ndim == group.dim + 2 else y for y in moved])
-    for y, *each in zip(tree_leaves(found), *answers, strict=True):
+    for y, *each in zip(leaves(found), *answers, strict=True):
         if not isinstance(y, Tensor) or not y.is_floating_point():
             continue
         mean = torch.stack(each).mean(0)
@@ -357,7 +356,7 @@ class _One(nn.Module):
         self.net, self.inputs, self.which, self.axes = net, inputs, which, axes
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = tree_leaves(self.net(*self.inputs(x)))[self.which]
+        found: Tensor = leaves(self.net(*self.inputs(x)))[self.which]
         return found.movedim(-1, 1) if self.axes == "last" else found.unsqueeze(1) if self.axes == "squeezed" else found
 
 

@@ -108,16 +108,6 @@ class Dataset:
             low, high = (int(split.labels.min()), int(split.labels.max())) if len(split) else (0, 0)
             if low < 0 or high >= len(self.classes):
                 raise ValueError(f"{self.name}, {part}: labels go from {low} to {high}, expected 0 to {len(self.classes) - 1}")
-        if not len(self.test):
-            raise ValueError(f"{self.name}: the test part is empty; hand some images to it")
-        (a, b), names = (self.train.images, self.test.images), ("floating point numbers", "bytes")
-        if a.shape[1:] != b.shape[1:]:
-            raise ValueError(
-                f"{self.name}: training images are {tuple(a.shape[1:])}, those of the test {tuple(b.shape[1:])}; cut them alike"
-            )
-        if a.is_floating_point() != b.is_floating_point():
-            told = [names[0] if x.is_floating_point() else names[1] for x in (a, b)]
-            raise ValueError(f"{self.name}: training images are {told[0]}, those of the test {told[1]}; scale both alike")
 
     def hold_out(self, count: int) -> Dataset:
         """The same with the last `count` training images as test part: for choosing settings without the test set."""
@@ -252,9 +242,6 @@ def volumes(path: str | Path) -> Dataset:
         if len(x) != len(y):
             raise ValueError(f"{path}: {len(x)} volumes in {names[0].format(part)}, but {len(y)} labels; expected one for each")
         parts.append(_split(x[:, None].astype(np.uint8), y))
-    single = [arrays[names[0].format(part)].dtype == bool for part in ("train", "test")]
-    if single[0] != single[1] and max(int(part.images.max()) for part in parts) > 1:
-        raise ValueError(f"{path}: one of train and test has volumes of true and false, the other of bytes; scale both alike")
     used = torch.cat([part.labels for part in parts]).unique()
     count = int(used.max()) + 1
     if not classes and len(used) < count:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -15,17 +17,21 @@ def write_file(path: Path, content: bytes) -> None:
     ...     [path.name for path in Path(folder).iterdir()]
     ['notes.txt']
     """
-    path = path.resolve()  # what a link leads to is replaced, not the link
+    path = Path(os.path.realpath(path))  # what a link leads to is replaced, not the link
     if path.exists() and not path.is_file():
         raise OSError(f"{path} could not be written: it is no file that can be replaced")
-    part = path.with_name(path.name + ".part")
+    part = path.with_name(f".{path.name}.part")
     try:
-        with part.open("wb") as file:
+        part.unlink(missing_ok=True)  # of a process that was killed
+        with part.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
+        if path.exists():
+            shutil.copymode(path, part)
         part.replace(path)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
         kept = "the one before it is intact" if path.exists() else "there was none before"
         raise OSError(f"{path} could not be written ({error.strerror or error}); {kept}") from error

@@ -62,7 +62,7 @@ def act(group: Group, h: int, x: Tensor, t: Sequence[int] | None = None, stabili
     group.check_element(h)
     stabilizer = group.check_subgroup(stabilizer)
     t = (0,) * group.dim if t is None else tuple(t)
-    if len(t) != group.dim or any(int(u) != u for u in t):
+    if len(t) != group.dim or not all(float(u).is_integer() for u in t):
         raise ValueError(f"act: {group.name} translates by {group.dim} integers, got t = {t}")
     if is_map(group, x, stabilizer, "act"):
         sources = group.coset_action(stabilizer)[group.inverse[h]]  # (S_in,): label of h^-1 c
@@ -240,7 +240,8 @@ def correlate(
             cosets = group.order // len(within)
             raise ValueError(
                 f"correlate: expected a map {shape_text(group, 'K', cosets)} for filters on {cosets} elements, got "
-                f"{tuple(x.shape)}; use x.unflatten(1, (-1, {cosets})) for planes, stabilizer=range({group.order}) for an image"
+                f"{tuple(x.shape)}; use x.unflatten(1, (-1, {cosets})) for planes, or, if their elements come first, "
+                f"x.unflatten(1, ({cosets}, -1)).transpose(1, 2); stabilizer=range({group.order}) for an image"
             )
     asked, algorithm = algorithm, choose(group, x, weight, algorithm, groups, steps)
     channels_last, dtype = fast_form(group, x, weight)

@@ -35,7 +35,7 @@ from gcnn.nn import (
     GUpsample,
     Restrict,
 )
-from gcnn.nn.each import AtOnePlace, ChannelDropout, EachElement, FillOutside, PadBoth, UpsampleTo
+from gcnn.nn.each import AtOnePlace, ChannelDropout, EachElement, FillOutside, PadBoth, UpsampleTo, VarianceInside
 from gcnn.nn.module import GModule
 from gcnn.pointwise import (
     IN_PLACE,
@@ -356,17 +356,32 @@ class Planar(NewGraph):
     def _each_inside(self, module: EachElement, v: Value) -> Value:
         """The statistics of what lies in the domain of a hexagonal lattice."""
         group, norm = module.group, module.module
-        mask, each = self._domain(group, v), norm.num_channels // norm.num_groups
-        x = self._by_element(v._replace(x=self._fill(v, group)), group.order)  # (N, S, K, *X)
+        mask, each, filled = self._domain(group, v), norm.num_channels // norm.num_groups, v._replace(x=self._fill(v, group))
+        on_plane = v.elements is None and v.rank == group.dim + 2
+        x = filled.x.unsqueeze(1) if on_plane else self._by_element(filled, group.order)  # (N, S, K, *X)
         y = self._fine(x).unflatten(2, (norm.num_groups, each))
-        over, count = tuple(range(3, 4 + group.dim)), mask.sum() * each
+        over, count = tuple(range(3, 4 + group.dim)), self._cells(group, mask, y) * each
         centred = torch.where(mask, y - y.sum(over, True) / count, 0.0)
         y = (centred * ((centred * centred).sum(over, True) / count + norm.eps).rsqrt()).flatten(2, 3)
         shape = (-1, *(1,) * group.dim)
         y = y if norm.weight is None else y * self._constant(norm.weight.reshape(shape))
         y = y if norm.bias is None else y + self._constant(norm.bias.reshape(shape))
-        channels = norm.num_channels
-        return v.into(y.type_as(x).flatten(1, 2), elements=group.order, channels=channels, lattice=group, clean=False)
+        kind: dict[str, Any] = {} if on_plane else {"elements": group.order, "channels": norm.num_channels}
+        return v.into(y.type_as(x).flatten(1, 2), lattice=group, clean=False, **kind)
+
+    def _cells(self, group: Group, mask: Any, x: Any) -> Any:
+        """How many cells lie in the domain; the mask may be one for several layers of space."""
+        return torch.where(mask, torch.ones_like(x.flatten(0, -group.dim - 1)[:1]), 0.0).sum()
+
+    def _variance(self, name: str, module: VarianceInside, v: Value) -> Value:
+        group, mask = module.group, self._domain(module.group, v)
+        x = self._map(v._replace(x=self._fill(v, group), lattice=None))
+        y, over = self._fine(x), (*(1,) * module.channels, *range(-group.dim, 0))
+        count = self._cells(group, mask, y) * (y.size(1) if module.channels else 1)
+        centred = torch.where(mask, y - y.sum(over, True) / count, 0.0)
+        var = (centred * centred).sum(over, module.keepdim) / (count - module.correction).clamp(min=0)
+        rank = None if v.rank is None else v.rank if module.keepdim else v.rank - len(over)
+        return Value((var.sqrt() if module.root else var).type_as(x), rank=rank)
 
     def _fill_outside(self, name: str, module: FillOutside, v: Value) -> Value:
         return v.into(self._fill(v, module.group, module.value), lattice=None, clean=False)
@@ -444,6 +459,7 @@ class Planar(NewGraph):
         GPool: _group_pool,
         EachElement: _each,
         FillOutside: _fill_outside,
+        VarianceInside: _variance,
         AtOnePlace: _at_one_place,
         ChannelDropout: _same,
     }

@@ -37,6 +37,10 @@ figcaption { opacity: .8; }
 MARK = '<meta name="generator" content="gcnn">'  # by which a later report knows what it may replace
 
 
+def _is_report(page: bytes) -> bool:
+    return MARK.encode() in page or b"</style></head><body><h1>Report: " in page  # as before there was a mark
+
+
 def report(
     folders: Sequence[str | Path],
     out: str | Path,
@@ -53,7 +57,7 @@ def report(
     """
     if not folders:
         raise ValueError("report: expected at least one folder of a run")
-    if Path(out).exists() and not (Path(out).is_file() and MARK.encode() in Path(out).read_bytes()):
+    if Path(out).exists() and not (Path(out).is_file() and _is_report(Path(out).read_bytes())):
         raise FileExistsError(f"report: {out} is there already and is no report of gcnn; choose another name")
     paths = [Path(folder).resolve() for folder in folders]
     short = len({path.name for path in paths}) == len(paths)

@@ -228,7 +228,8 @@ class Run:
             return torch.zeros(0, len(self.classes))
         if images.is_floating_point() and not images.isfinite().all():
             raise ValueError("expected images as bytes, got NaN or infinite numbers")
-        if images.is_floating_point() and images.min() >= 0 and 0 < images.max() <= 1:
+        of_bytes = self.mean + 2 * self.std > 64  # and not of 0 and 1, or of other numbers
+        if of_bytes and images.is_floating_point() and images.min() >= 0 and 0 < images.max() <= 1:
             raise ValueError(f"expected images as bytes, got {images.dtype} from 0 to 1; use (255 * x).to(torch.uint8)")
         device = next(self.model.parameters()).device
         unknown = Split(images, torch.zeros(len(images), dtype=torch.int64))

@@ -102,21 +102,34 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
         return
     new = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    held = os.open(folder, os.O_RDONLY)
+    held = _hold(folder)
     try:
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise FileExistsError(f"{folder} is being written by another run; wait for it, or choose another --out") from None
-        except OSError:  # some file systems of networks have no locks
-            pass
         yield
     finally:
-        os.close(held)
         with suppress(OSError):  # what was made for a run that did not begin is empty
             for path in new:
                 path.rmdir()
+        os.close(held)
+
+
+def _hold(folder: Path) -> int:
+    """Makes a folder, and locks it; what it returns is to be closed."""
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            held = os.open(folder, os.O_RDONLY)
+        except FileNotFoundError:  # another run made it, failed, and took it away
+            continue
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(held)
+            raise FileExistsError(f"{folder} is being written by another run; wait for it, or choose another --out") from None
+        except OSError:  # some file systems of networks have no locks
+            return held
+        if folder.exists() and os.path.samestat(os.fstat(held), folder.stat()):
+            return held
+        os.close(held)  # it is the lock of a folder that is gone
 
 
 def _train(
@@ -143,6 +156,7 @@ def _train(
         _check_held_out(data)
     if len(data.train) < 2:
         raise ValueError(f"{data.name}: {len(data.train)} training images are too few")
+    _check_parts(data)
     example = EXAMPLES.get(config.model)
     if example is not None and data.train.images.ndim != len(example) + 1:
         kinds = ("images", "volumes") if data.train.images.ndim == 4 else ("volumes", "images")
@@ -260,6 +274,24 @@ def _train(
     if kept:
         model.load_state_dict(kept)
     return as_run(model, config, meta)
+
+
+def _check_parts(data: Dataset) -> None:
+    """Raises a ValueError where the test would say nothing: no images, or others than those of the training."""
+    a, b = data.train.images, data.test.images
+    if not len(b):
+        raise ValueError(f"{data.name}: the test part is empty; hand some images to it, or hold some out with --validation")
+    if a.shape[1:] != b.shape[1:]:
+        raise ValueError(
+            f"{data.name}: training images are {tuple(a.shape[1:])}, those of the test {tuple(b.shape[1:])}; cut them alike"
+        )
+    (low, high), (least, most) = ((float(x.min()), float(x.max())) for x in (a, b))
+    signed = (low < 0) != (least < 0) and a.is_floating_point() != b.is_floating_point()
+    if signed or (min(low, least) >= 0 and min(high, most) <= 1 < max(high, most)):
+        raise ValueError(
+            f"{data.name}: training images go from {low:g} to {high:g}, those of the test from {least:g} to {most:g}; scale both "
+            "alike"
+        )
 
 
 def _check_held_out(data: Dataset) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache, wraps
 from importlib import import_module
-from importlib.util import find_spec
 from threading import Lock
 from typing import Any, ParamSpec, TypeVar
 
@@ -18,8 +17,12 @@ R = TypeVar("R")
 
 @lru_cache(maxsize=16)
 def in_triton(name: str) -> Any:
-    """The file of that name with kernels for GPUs; None where Triton is not installed."""
-    return None if find_spec("triton") is None else import_module(f"gcnn.kernels.{name}")
+    """The file of that name with kernels for GPUs; None where Triton is not installed, or does not work."""
+    try:
+        import_module("triton")
+    except ImportError:
+        return None
+    return import_module(f"gcnn.kernels.{name}")
 
 
 class Setting:

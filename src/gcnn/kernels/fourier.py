@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -239,10 +238,10 @@ def gradients(
 @lru_cache(maxsize=1)
 def _triton() -> Any:
     """The algorithm's kernels for a GPU; None where Triton is not installed, or knows no tuples yet."""
-    if find_spec("triton") is None:
+    try:
+        import triton
+    except ImportError:
         return None
-    import triton
-
     return in_triton("fourier_cuda") if [int(n) for n in triton.__version__.split(".")[:2]] >= [3, 4] else None
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 import numpy as np
@@ -141,8 +143,12 @@ class _Filters(GModule):
             with torch.no_grad():
                 self.weight.copy_(taps.flatten(2))
         elif parametrize.is_parametrized(self, "weight"):  # what it is computed from, so that it is this
-            weight: Tensor = self.weight
-            self.weight = taps.flatten(2).to(weight.device, weight.dtype)
+            before, wanted = copy.deepcopy(self.state_dict()), taps.flatten(2).to(self.weight)
+            with suppress(NotImplementedError, RuntimeError):  # it cannot be set at all
+                self.weight = wanted
+            if not torch.allclose(self.weight, wanted, rtol=1e-3, atol=1e-5):
+                self.load_state_dict(before)
+                raise ValueError(f"{self._label()}: the parametrization of its weight cannot hold these filters; remove it first")
         else:
             raise ValueError(f"{self._label()}: its weight is computed from others (pruning, weight_norm ...); remove that first")
 

@@ -23,7 +23,9 @@ class EachElement(GModule):
         self.module = module
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, K, S, *X) to the same."""
+        """(N, K, S, *X) to the same; on a hexagonal lattice images (N, K, *X), too."""
+        if x.ndim == self.group.dim + 2:
+            return self._inside(x)
         images = x.transpose(1, 2).flatten(0, 1)  # (N S, K, *X)
         images = self.module(images) if self.group.fills_box or x.ndim == 3 else self._inside(images)
         return images.unflatten(0, (x.shape[0], x.shape[2])).transpose(1, 2)
@@ -40,6 +42,28 @@ class EachElement(GModule):
         y = y if norm.weight is None else y * norm.weight.view(shape)
         y = y if norm.bias is None else y + norm.bias.view(shape)
         return mask_outside(group, y).to(images.dtype)
+
+
+class VarianceInside(GModule):
+    """The variance over the domain of a hexagonal lattice, or its root; `channels` if those are one with space."""
+
+    _shown = ("channels", "keepdim", "correction", "root")
+
+    def __init__(self, group: Group, channels: bool, keepdim: bool, correction: float, root: bool) -> None:
+        super().__init__(group)
+        self.channels, self.keepdim, self.correction, self.root = channels, keepdim, correction, root
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, K, ..., *X) without the axes that are taken together, or with ones in their place."""
+        mask = domain_mask(self.group, x.shape[-self.group.dim :], x.device)
+        over = (*(1,) * self.channels, *range(-self.group.dim, 0))
+        count = mask.sum() * (x.shape[1] if self.channels else 1)
+        y = fine(mask_outside(self.group, x))
+        centred = torch.where(mask, y - y.sum(over, True) / count, 0.0)
+        var = centred.square().sum(over, self.keepdim) / (count - self.correction).clamp(min=0)
+        if self.root:  # which has no gradient at zero, and torch's is zero there
+            var = torch.where(var > 0, torch.where(var > 0, var, 1.0).sqrt(), var)
+        return var.to(x.dtype)
 
 
 class FillOutside(GModule):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -187,7 +188,7 @@ class GLayerNorm(GModule):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(group)
-        if not isinstance(num_channels, int) or num_channels < 1:
+        if not isinstance(num_channels, int | np.integer) or isinstance(num_channels, bool) or num_channels < 1:
             raise ValueError(f"GLayerNorm({group}): num_channels must be a whole number from 1 on, got {num_channels!r}")
         self.num_channels, self.eps = num_channels, eps
         for name, wanted in (("weight", elementwise_affine), ("bias", elementwise_affine and bias)):

@@ -15,7 +15,7 @@ from torch import fx, nn
 
 from gcnn.checks import check_axes
 from gcnn.nn import GAdaptiveAvgPool, GMaxPool, GSubsample, GUpsample
-from gcnn.nn.each import ChannelDropout, ChannelNorm, EachElement, UpsampleTo
+from gcnn.nn.each import ChannelDropout, ChannelNorm, EachElement, UpsampleTo, VarianceInside
 from gcnn.pointwise import POINTWISE_FUNCTIONS, POINTWISE_METHODS, POINTWISE_MODULES
 from gcnn.rebuild import axes, layers
 from gcnn.rebuild.graph import copy_matters
@@ -348,6 +348,8 @@ def _reduced(net: Converter, node: fx.Node, x: Value) -> Value:
         )
     over = (*(1,) * (places >= channels), *range(-net.group.dim * (places >= space), 0)) if space else (1,)
     named = {k: v for k, v in named.items() if k in ("p", "unbiased", "correction", "dtype")}
+    if how == "norm" and named.get("p") in (None, "fro"):
+        named["p"] = 2  # the same, for any number of axes
     how = {"max": "amax", "min": "amin"}.get(how, how)
     if space and places >= space and not net.group.fills_box:
         x = _over_domain(net, f"{node.name}, a {how} over space,", how, x, over, keepdim, named)
@@ -367,12 +369,9 @@ def _over_domain(
 ) -> Value:
     """A reduction over the hexagon that the group maps to itself."""
     if how in ("std", "var"):
-        if options.get("unbiased", options.get("correction", 1)) not in (False, 0):
-            raise net.refusal(what, x, f"{net.group} maps hexagons, where it is known with unbiased=False")
-        centre = _over_domain(net, what, "mean", x, over, True, {})
-        squares = net.graph.call_method("square", (net.graph.call_function(operator.sub, (x.node, centre.node)),))
-        y = _over_domain(net, what, "mean", x.anew(squares), over, keepdim, {})
-        return y if how == "var" else y.anew(net.graph.call_method("sqrt", (y.node,)))
+        correction = options.get("unbiased", options.get("correction"))  # None means 1
+        made = VarianceInside(net.group, over[0] == 1, keepdim, 1.0 if correction is None else float(correction), how == "std")
+        return net.insert(f"{net.present.name}_domain", made, x)
     p = options.get("p", 2)
     if isinstance(p, int | float) and p < 0:
         raise net.refusal(what, x, f"{net.group} maps hexagons, where norms are known that zeros do not change")

@@ -6,7 +6,7 @@ import copy
 import math
 import operator
 from collections.abc import Callable
-from dataclasses import is_dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -39,6 +39,8 @@ from gcnn.rebuild.values import (
     Value,
     attribute,
     drops_samples,
+    is_plain_record,
+    makes_record,
 )
 
 AS_METHODS: dict[Any, str] = {
@@ -58,11 +60,6 @@ REMEDIES: dict[Any, str] = {
     torch.stack: _STACK,
 }
 """Ways out for what is often met and is not known."""
-
-
-def _makes_record(target: Any) -> bool:
-    """Whether this is a class of named tuples, or a dataclass, that a forward returns."""
-    return isinstance(target, type) and ((issubclass(target, tuple) and hasattr(target, "_fields")) or is_dataclass(target))
 
 
 class Converter:
@@ -229,7 +226,10 @@ class Converter:
     def _operation(self, node: fx.Node, pointwise: Any) -> Value:
         """A function or a method: by the tables of `calls`, or number by number."""
         target: Any = node.target
-        if _makes_record(target):
+        if makes_record(target):
+            if not is_plain_record(target):
+                remedy = "its class computes fields when it is made, which would be done twice; return a tuple or a dictionary"
+                raise self.refusal(f"{node.name}, a {target.__name__},", Value(None), remedy)
             return Value(node, "record")
         x = self.value(node.args[0] if node.args else next(iter(node.kwargs.values()), None))
         if target in calls.OF_ANYTHING:

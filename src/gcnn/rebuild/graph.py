@@ -23,6 +23,7 @@ from gcnn.rebuild.values import (
     PADS,
     TRANSPOSED,
     attribute,
+    makes_record,
 )
 
 # what images may go through, or meet each other in, on the way to a convolution
@@ -54,7 +55,7 @@ def meets_maps(model: nn.Module, node: fx.Node) -> bool:
     """Whether what a layer gives meets, on its way to the result, what a convolution gave: then it is no answer by itself."""
     waiting, after = [node], {node}
     while waiting:
-        new = [user for user in waiting.pop().users if user not in after]
+        new = [u for u in waiting.pop().users if u not in after and u.op != "output" and not makes_record(u.target)]
         after.update(new)
         waiting += new
     for user in after - {node}:
@@ -64,7 +65,8 @@ def meets_maps(model: nn.Module, node: fx.Node) -> bool:
             module = model.get_submodule(str(before.target)) if before.op == "call_module" else None
             if isinstance(module, (*CONVS, *TRANSPOSED)):
                 return True
-            if before.target not in ("size", getattr) and not isinstance(module, nn.Linear):
+            of_shape = before.target == "size" or (before.target is getattr and before.args[1] != "values")
+            if not of_shape and not isinstance(module, nn.Linear):
                 waiting += before.all_input_nodes
     return False
 
@@ -147,7 +149,8 @@ def from_pool(model: nn.Module, node: Any) -> bool:
 def leads_to_results(node: fx.Node) -> bool:
     """Whether nothing but functions of this value alone stands between it and the results of the network."""
     return all(
-        user.op == "output" or (len(user.all_input_nodes) == 1 and bool(user.users) and leads_to_results(user))
+        user.op == "output"
+        or ((len(user.all_input_nodes) == 1 or makes_record(user.target)) and bool(user.users) and leads_to_results(user))
         for user in node.users
     )
 

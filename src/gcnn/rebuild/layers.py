@@ -146,8 +146,11 @@ def _norm(net: Converter, name: str, module: Any, x: Value) -> Value:
 
 
 def _tied_norm(net: Converter, name: str, module: Any, x: Value) -> Value:
-    if x.kind == "image" or (x.kind == "other" and x.new in (0, module.num_features)):
+    on_box = x.kind == "image" and net.group.fills_box
+    if on_box or (x.kind == "other" and x.new in (0, module.num_features)):
         return net.kept(name, module, x)
+    if x.kind == "image":  # of a hexagon
+        x = replace(x, old=module.num_features, new=module.num_features)
     if x.kind == "other" or x.last or module.num_features != x.old:
         raise net.refusal(f"{name} ({module})", x)
     if net.weights and not module.track_running_stats:
@@ -182,12 +185,15 @@ def _taken_over(net: Converter, name: str, module: nn.Module, x: Value, make: Ca
 
 
 def _group_norm(net: Converter, name: str, module: Any, x: Value) -> Value:
-    if x.kind == "image":
+    if x.kind == "image" and net.group.fills_box:
         return net.kept(name, module, x)
     if getattr(module, "track_running_stats", False):
         raise net.refusal(f"{name} ({module})", x, "leave out track_running_stats, or use BatchNorm")
     if x.kind in ("flat", "other") or x.old not in (0, getattr(module, "num_channels", getattr(module, "num_features", 0))):
         raise net.refusal(f"{name} ({module})", x, "normalise the channels of maps, before they are flattened")
+    if x.kind == "image":  # of a hexagon
+        channels = module.num_features if isinstance(module, INSTANCE_NORMS) else module.num_channels
+        x = replace(x, old=channels, new=channels)
     groups = x.new if isinstance(module, INSTANCE_NORMS) else divisor(x.new, module.num_groups)
     make = partial(nn.GroupNorm, groups, x.new, module.eps, module.affine)
     return _taken_over(net, name, module, x, lambda: EachElement(net.group, _with_bias_of(module, make())))

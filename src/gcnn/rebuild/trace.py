@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,15 @@ def inputs_for(model: nn.Module, example: Tensor | tuple[Tensor, ...], dtype: to
     """The inputs on the device of a network, and in its dtype or another, but for whole numbers."""
     like = next(model.parameters())
     return [t.to(like.device, (dtype or like.dtype) if t.is_floating_point() else None) for t in images_of(example)]
+
+
+def leaves(result: Any) -> list[Any]:
+    """What a network returns, one by one; dataclasses are opened, too."""
+    found = []
+    for leaf in tree_leaves(result):
+        opened = is_dataclass(leaf) and not isinstance(leaf, type)
+        found += [each for f in fields(leaf) for each in leaves(getattr(leaf, f.name))] if opened else [leaf]
+    return found
 
 
 class RefusedError(ValueError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -114,6 +114,19 @@ def drops_samples(module: nn.Module, dim: int) -> bool:
 def is_constant(node: fx.Node) -> bool:
     """Whether this is a tensor that the forward made itself, to which torch.fx gave a name."""
     return node.op == "get_attr" and str(node.target).startswith("_tensor_constant")
+
+
+def makes_record(target: Any) -> bool:
+    """Whether this is a class of named tuples, or a dataclass, that a forward returns."""
+    return isinstance(target, type) and ((issubclass(target, tuple) and hasattr(target, "_fields")) or is_dataclass(target))
+
+
+def is_plain_record(kind: Any) -> bool:
+    """Whether such a class keeps what it is given: tracing makes one, and the network makes it again of the same fields."""
+    if not is_dataclass(kind):
+        return bool(kind.__bases__ == (tuple,))
+    made: Any = kind
+    return made.__dataclass_params__.init and all(f.init for f in fields(made)) and not hasattr(made, "__post_init__")
 
 
 def spatial(node: fx.Node) -> dict[str, Any]:
