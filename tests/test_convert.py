@@ -236,7 +236,7 @@ def test_bad_options(options: dict[str, Any], words: str) -> None:
 def test_other_bad_arguments() -> None:
     with pytest.raises(TypeError, match=r"expected an nn.Module, got 3"):
         convert(3, p4)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"convert: expected a Group, such as gcnn\.p4m"):
+    with pytest.raises(TypeError, match=r"convert: expected a Group, such as gcnn\.GROUPS\[.p4.\], got"):
         convert(SmallResNet(), "p4")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="do not fit the hexagonal lattice"):
         convert(nn.Conv2d(3, 4, 3), p6, keep="channels", weights=True)
