@@ -58,16 +58,18 @@ def meets_maps(model: nn.Module, node: fx.Node) -> bool:
         new = [u for u in waiting.pop().users if u not in after and u.op != "output" and not makes_record(u.target)]
         after.update(new)
         waiting += new
-    for user in after - {node}:
-        waiting = [n for n in user.all_input_nodes if n not in after]
-        while waiting:
-            before = waiting.pop()
-            module = model.get_submodule(str(before.target)) if before.op == "call_module" else None
-            if isinstance(module, (*CONVS, *TRANSPOSED)):
-                return True
-            of_shape = before.target == "size" or (before.target is getattr and before.args[1] != "values")
-            if not of_shape and not isinstance(module, nn.Linear):
-                waiting += before.all_input_nodes
+    waiting = [n for user in after - {node} for n in user.all_input_nodes if n not in after]
+    seen = set(waiting)
+    while waiting:
+        before = waiting.pop()
+        module = model.get_submodule(str(before.target)) if before.op == "call_module" else None
+        if isinstance(module, (*CONVS, *TRANSPOSED)):
+            return True
+        of_shape = before.target == "size" or (before.target is getattr and before.args[1] != "values")
+        if not of_shape and not isinstance(module, nn.Linear):
+            new = [n for n in before.all_input_nodes if n not in seen]
+            seen.update(new)
+            waiting += new
     return False
 
 
