@@ -6,6 +6,7 @@ import copy
 import pickle
 import random
 import threading
+from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -2161,7 +2162,14 @@ class Found:
     features: Tensor
 
 
-@pytest.mark.parametrize("kind", [Pair, Found])
+class PairWithAMethod(Pair):
+    def best(self) -> Tensor:
+        return self.answers.argmax(1)
+
+
+@pytest.mark.parametrize(
+    "kind", [Pair, Found, PairWithAMethod, namedtuple("Made", ["answers", "features", "more"], defaults=[None])]
+)
 def test_results_with_names_keep_them(kind: Any) -> None:
     def forward(net: Any, x: Tensor) -> Any:
         features = net.c(x)
@@ -2239,8 +2247,9 @@ def test_norms_of_images_see_hexagons(norm: nn.Module) -> None:
 
 def test_spreads_of_hexagons_in_half_precision_and_of_blank_images() -> None:
     net = convert(Written(lambda s, x: s.f(s.c(x).std((2, 3))), c=conv(1, 8, bias=False), f=nn.Linear(8, 2)), p6, keep="channels")
-    net(torch.zeros(1, 1, 9, 9)).sum().backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
+    for each in (net, planar(net)):
+        each(torch.zeros(1, 1, 9, 9)).sum().backward()
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in each.parameters())
     large = convert(Written(lambda s, x: s.c(x).var((2, 3)), c=conv(1, 8)), p6, keep="channels").half().eval()
     x = 150 * image(p6, channels=1, size=33, dtype=torch.float32).half()
     y = large(x)
@@ -2261,11 +2270,19 @@ class PairWithMore(Pair):
         return super().__new__(cls, 2 * answers, features)
 
 
-@pytest.mark.parametrize("kind", [Scaled, PairWithMore])
+@dataclass
+class ScaledByHand:
+    answers: Tensor
+
+    def __init__(self, answers: Tensor) -> None:
+        self.answers = 2 * answers
+
+
+@pytest.mark.parametrize("kind", [Scaled, ScaledByHand, PairWithMore])
 def test_results_that_compute_are_refused(kind: Any) -> None:
     def forward(net: Any, x: Tensor) -> Any:
         y = net.c(x)
-        return kind(y) if kind is Scaled else kind(y, y)
+        return kind(y, y) if kind is PairWithMore else kind(y)
 
     with pytest.raises(ValueError, match=f"a {kind.__name__}, .* computes fields when it is made, which would be done twice"):
         convert(Written(forward, c=conv(3, 8)), p4)
@@ -2293,6 +2310,18 @@ def test_heads_beside_maps_stay_heads() -> None:
         y = F.relu(net.c(x))
         return Pair(net.f(y.mean((2, 3))), net.m(y).squeeze(1))
 
+    cast = convert(Written(lambda s, x: s.f(s.c(x).mean((2, 3))).to(s.c(x)), c=conv(3, 8), f=nn.Linear(8, 5)), p4m)
+    assert type(cast.get_submodule("f")) is nn.Linear
     made = convert(Written(named, c=conv(3, 8), m=conv(8, 1), f=nn.Linear(8, 5)), p4m)
     assert type(made.get_submodule("f")) is nn.Linear
     assert made(torch.rand(2, 3, 9, 9)).features.shape == (2, 9, 9)
+
+
+def test_norms_of_vectors_on_a_line() -> None:
+    torch.manual_seed(0)
+    parts = {"c": nn.Conv1d(1, 4, 3), "n": nn.GroupNorm(2, 4), "f": nn.Linear(4, 3)}
+    net = Written(lambda s, x: s.f(F.relu(s.n(F.relu(s.c(x)).mean(2)))), **parts).double().eval()
+    made, x = convert(net, linem, keep="channels", weights=True).eval(), torch.randn(2, 1, 9, dtype=torch.float64)
+    mean = torch.stack([net(act(linem, h, x)) for h in range(2)]).mean(0)
+    torch.testing.assert_close(made(x), mean, rtol=0, atol=1e-12)
+    torch.testing.assert_close(planar(made, example=x)(x), mean, rtol=0, atol=1e-12)

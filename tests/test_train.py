@@ -978,6 +978,7 @@ def test_settings_that_make_no_sense(settings: dict[str, Any], words: str) -> No
 def test_predictions_ask_for_what_the_network_learned(small: Dataset, tmp_path: Path) -> None:
     run, x = train(dataclasses.replace(TINY, epochs=1), tmp_path / "a", progress=False, data=small), small.test.images[:3]
     expected = run.predict(x)
+    assert load_run(tmp_path / "a").of_bytes
     torch.testing.assert_close(run.predict(x.numpy()), expected)  # type: ignore[arg-type]
     torch.testing.assert_close(run.predict(x.float()), expected)
     assert run.predict(x[:0]).shape == (0, 10)
@@ -988,7 +989,7 @@ def test_predictions_ask_for_what_the_network_learned(small: Dataset, tmp_path: 
     ):
         with pytest.raises(ValueError, match=words):
             run.predict(images)
-    of_ones = dataclasses.replace(run, mean=0.3, std=0.4)  # trained on zeros and ones
+    of_ones = dataclasses.replace(run, mean=0.3, std=0.4, of_bytes=False)  # trained on zeros and ones
     torch.testing.assert_close(of_ones.predict((x > 100).float()), of_ones.predict(x > 100))
 
 
@@ -999,6 +1000,7 @@ def test_parts_that_do_not_fit_each_other(small: Dataset) -> None:
         (x[..., :20], r"training images are \(1, 28, 28\), those of the test \(1, 28, 20\); cut them alike"),
         (x > 100, "training images go from 0 to 255, those of the test from 0 to 1; scale both alike"),
         (x / 127.5 - 1, "training images go from 0 to 255, those of the test from -1 to 1; scale both alike"),
+        (x / 128, "training images go from 0 to 255, those of the test from 0 to 1.99.*; scale both alike"),
     ):
         data = Dataset("mine", small.train, Split(images, y[: len(images)]), small.classes)
         with pytest.raises(ValueError, match=words):

@@ -10,6 +10,7 @@ import json
 import os
 import shlex
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,7 @@ def main(arguments: list[str] | None = None) -> int:
         with precision(tf32=False):  # training sets its own
             return chosen.run(chosen) or 0
     except BrokenPipeError:  # whoever read our output has seen enough
+        _say_no_more()
         return 0
     except PROBLEMS as error:
         print(f"gcnn {chosen.command}: {error}", file=sys.stderr)
@@ -129,6 +131,12 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt as stopped:
         print(f"\ngcnn {chosen.command}: stopped{stopped}", file=sys.stderr)
         return 130
+
+
+def _say_no_more() -> None:
+    """Sends what is still to be printed nowhere: else Python would fail when it ends."""
+    with suppress(OSError, ValueError):  # an output that is no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _positive(text: str) -> int:
@@ -279,7 +287,9 @@ def _predict(chosen: argparse.Namespace) -> int:
         table = io.StringIO()
         csv.writer(table).writerows(rows)
         write_file(Path(chosen.csv), table.getvalue().encode(errors="surrogateescape"))
-    if unheard is not None and not (status and isinstance(unheard, BrokenPipeError)):
+    if isinstance(unheard, BrokenPipeError):
+        _say_no_more()
+    elif unheard is not None:
         raise unheard
     return status
 

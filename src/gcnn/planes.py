@@ -381,7 +381,9 @@ class Planar(NewGraph):
         centred = torch.where(mask, y - y.sum(over, True) / count, 0.0)
         var = (centred * centred).sum(over, module.keepdim) / (count - module.correction).clamp(min=0)
         rank = None if v.rank is None else v.rank if module.keepdim else v.rank - len(over)
-        return Value((var.sqrt() if module.root else var).type_as(x), rank=rank)
+        if module.root:  # as there
+            var = torch.where(var > 0, torch.where(var > 0, var, 1.0).sqrt(), var)
+        return Value(var.type_as(x), rank=rank)
 
     def _fill_outside(self, name: str, module: FillOutside, v: Value) -> Value:
         return v.into(self._fill(v, module.group, module.value), lattice=None, clean=False)

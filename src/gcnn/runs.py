@@ -207,6 +207,8 @@ class Run:
     """The name of the data set that it was trained on."""
     kept: dict[str, Any] | None = None
     """With Config.keep "best": the epoch of the weights, and their test when the run was over."""
+    of_bytes: bool = True
+    """Whether it was trained on bytes, and not on zeros and ones or other numbers."""
 
     @property
     def tested(self) -> dict[str, Any]:
@@ -228,8 +230,7 @@ class Run:
             return torch.zeros(0, len(self.classes))
         if images.is_floating_point() and not images.isfinite().all():
             raise ValueError("expected images as bytes, got NaN or infinite numbers")
-        of_bytes = self.mean + 2 * self.std > 64  # and not of 0 and 1, or of other numbers
-        if of_bytes and images.is_floating_point() and images.min() >= 0 and 0 < images.max() <= 1:
+        if self.of_bytes and images.is_floating_point() and images.min() >= 0 and 0 < images.max() <= 1:
             raise ValueError(f"expected images as bytes, got {images.dtype} from 0 to 1; use (255 * x).to(torch.uint8)")
         device = next(self.model.parameters()).device
         unknown = Split(images, torch.zeros(len(images), dtype=torch.int64))
@@ -349,7 +350,9 @@ def read_config(folder: str | Path) -> Config:
 def as_run(model: nn.Module, config: Config, meta: dict[str, Any]) -> Run:
     """The trained network with what its checkpoint says."""
     classes, shape = tuple(meta["classes"]), tuple(meta["shape"])
-    return Run(model.eval(), config, classes, shape, meta["mean"], meta["std"], meta["history"], meta["data"], meta.get("kept"))
+    of_bytes = meta.get("of_bytes", meta["mean"] + 2 * meta["std"] > 64)  # older checkpoints do not say
+    numbers = meta["mean"], meta["std"]
+    return Run(model.eval(), config, classes, shape, *numbers, meta["history"], meta["data"], meta.get("kept"), of_bytes)
 
 
 def mean_and_std(images: Tensor) -> tuple[float, float]:

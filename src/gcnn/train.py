@@ -170,6 +170,7 @@ def _train(
         "mean": mean,
         "std": std or 1.0,
         "images": len(data.train),
+        "of_bytes": not data.train.images.is_floating_point() and int(data.train.images.max()) > 1,
         "labels": hashlib.sha256(labels.cpu().long().numpy().tobytes()).hexdigest(),
         "history": [],
         "epoch": 0,
@@ -286,8 +287,9 @@ def _check_parts(data: Dataset) -> None:
             f"{data.name}: training images are {tuple(a.shape[1:])}, those of the test {tuple(b.shape[1:])}; cut them alike"
         )
     (low, high), (least, most) = ((float(x.min()), float(x.max())) for x in (a, b))
-    signed = (low < 0) != (least < 0) and a.is_floating_point() != b.is_floating_point()
-    if signed or (min(low, least) >= 0 and min(high, most) <= 1 < max(high, most)):
+    of_ones = min(low, least) >= 0 and min(high, most) <= 1 < max(high, most)
+    signed, far = (low < 0) != (least < 0), max(high, most) > 4 * min(high, most)
+    if of_ones or (signed and far) or (a.is_floating_point() != b.is_floating_point() and (signed or far)):
         raise ValueError(
             f"{data.name}: training images go from {low:g} to {high:g}, those of the test from {least:g} to {most:g}; scale both "
             "alike"

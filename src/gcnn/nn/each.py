@@ -24,7 +24,7 @@ class EachElement(GModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, K, S, *X) to the same; on a hexagonal lattice images (N, K, *X), too."""
-        if x.ndim == self.group.dim + 2:
+        if x.ndim == self.group.dim + 2 and not self.group.fills_box:
             return self._inside(x)
         images = x.transpose(1, 2).flatten(0, 1)  # (N S, K, *X)
         images = self.module(images) if self.group.fills_box or x.ndim == 3 else self._inside(images)

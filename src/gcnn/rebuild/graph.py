@@ -58,7 +58,9 @@ def meets_maps(model: nn.Module, node: fx.Node) -> bool:
         new = [u for u in waiting.pop().users if u not in after and u.op != "output" and not makes_record(u.target)]
         after.update(new)
         waiting += new
-    waiting = [n for user in after - {node} for n in user.all_input_nodes if n not in after]
+    likes = ("to", "type_as")  # these ask their second argument for its kind alone
+    met = [u.all_input_nodes[:1] if u.target in likes else u.all_input_nodes for u in after - {node}]
+    waiting = [n for nodes in met for n in nodes if n not in after]
     seen = set(waiting)
     while waiting:
         before = waiting.pop()

@@ -122,11 +122,14 @@ def makes_record(target: Any) -> bool:
 
 
 def is_plain_record(kind: Any) -> bool:
-    """Whether such a class keeps what it is given: tracing makes one, and the network makes it again of the same fields."""
-    if not is_dataclass(kind):
-        return bool(kind.__bases__ == (tuple,))
-    made: Any = kind
-    return made.__dataclass_params__.init and all(f.init for f in fields(made)) and not hasattr(made, "__post_init__")
+    """Whether such a class keeps what it is given, tried on one: tracing makes it, and the network again of the same fields."""
+    by_name = is_dataclass(kind)
+    given = {name: object() for name in ([f.name for f in fields(kind)] if by_name else kind._fields)}
+    try:
+        made: Any = kind(**given) if by_name else kind(*given.values())
+    except Exception:  # whatever a user's class may do
+        return False
+    return all(getattr(made, name) is held for name, held in given.items())
 
 
 def spatial(node: fx.Node) -> dict[str, Any]:
