@@ -1008,7 +1008,10 @@ def test_parts_that_do_not_fit_each_other(small: Dataset) -> None:
     same = Dataset("mine", small.train, Split(x.float(), y), small.classes)
     assert len(train(dataclasses.replace(TINY, epochs=1), progress=False, data=same).history) == 1
     held = Dataset("mine", small.train, Split(x[:0], y[:0]), small.classes)  # which asks for no test
-    assert len(train(dataclasses.replace(TINY, epochs=1, validation=100), progress=False, data=held).history) == 1
+    run = train(dataclasses.replace(TINY, epochs=1, validation=100), progress=False, data=held)
+    assert len(run.history) == 1
+    with pytest.raises(ValueError, match="evaluate: expected at least one image, got none"):
+        evaluate(run.model, run.inputs(held.test, torch.device("cpu")))
 
 
 def test_runs_that_begin_at_once_do_not_take_the_folder_away(tmp_path: Path) -> None:

@@ -163,6 +163,8 @@ def answers_of(model: nn.Module, inputs: Inputs, turns: int = 1) -> Tensor:
 
 def evaluate(model: nn.Module, inputs: Inputs, turns: int = 1) -> dict[str, Any]:
     """Test error in percent, mean loss, and the confusion matrix (true class, answer); `turns` as Config.test_turns."""
+    if not len(inputs.labels):
+        raise ValueError("evaluate: expected at least one image, got none; the test part of the data may be empty")
     logits = answers_of(model, inputs, turns)
     answers, k = logits.argmax(1), logits.shape[1]
     confusion = torch.bincount(inputs.labels * k + answers, minlength=k * k).reshape(k, k)
