@@ -51,7 +51,7 @@ def as_tuple(group: Group, value: Size | None, what: str) -> tuple[int, ...]:
         return value
     values: tuple[Any, ...] = tuple(value) if isinstance(value, Sequence) else (value,) * group.dim
     values = tuple(int(v) if isinstance(v, np.integer) else v for v in values)
-    if len(values) != group.dim or not all(isinstance(v, int | torch.SymInt) and not isinstance(v, bool) for v in values):
+    if len(values) != group.dim or not all(isinstance(v, (int, torch.SymInt)) and not isinstance(v, bool) for v in values):
         raise ValueError(f"{what} must be a whole number or {group.dim} of them for {group.name}, got {value!r}")
     return values
 

@@ -6,6 +6,7 @@ torch.nn, sums over the group as functions. What comes out needs nothing of this
 
 from __future__ import annotations
 
+import io
 import logging
 import warnings
 from collections.abc import Iterator
@@ -89,14 +90,7 @@ def to_onnx(model: nn.Module, path: str | Path, example: Tensor, tolerance: floa
             node.kwargs = {**node.kwargs, "mode": "nearest"}
     plain.recompile()
     two = example if len(example) > 1 else example.repeat(2, *(1,) * (example.ndim - 1))  # one alone would be fixed
-    batch: Any = ({0: torch.export.Dim("N")},)
-    program = torch.export.export(plain, (two,), dynamic_shapes=batch)
-    with warnings.catch_warnings(), _quiet("torch.onnx"):  # it tells us that torchvision is not there
-        warnings.simplefilter("ignore")
-        names: Any = {"input_names": ["input"], "output_names": ["output"]}
-        written = torch.onnx.export(program, dynamo=True, verbose=False, external_data=False, **names)
-        assert written is not None
-        content = _with_batch_called("N", written.model_proto).SerializeToString()
+    content = _with_batch_called("N", _onnx(plain, two)).SerializeToString()
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     found = torch.from_numpy(session.run(None, {session.get_inputs()[0].name: example.numpy()})[0])
     error = float((found - expected.cpu()).abs().max() / expected.abs().max().clamp(min=1e-30))
@@ -104,6 +98,24 @@ def to_onnx(model: nn.Module, path: str | Path, example: Tensor, tolerance: floa
         raise ValueError(f"to_onnx: the file's answers are off by {error:.1e}, more than {tolerance:.1e}; nothing was written")
     write_file(path, content)
     return error
+
+
+def _onnx(plain: nn.Module, example: Tensor) -> Any:
+    """The ONNX model of a network of torch's own modules."""
+    names: Any = {"input_names": ["input"], "output_names": ["output"]}
+    with warnings.catch_warnings(), _quiet("torch.onnx"):  # it tells us that torchvision is not there
+        warnings.simplefilter("ignore")
+        if torch.__version__ < (2, 7):  # whose exporter by torch.export stumbles over norms
+            import onnx
+
+            file, axes = io.BytesIO(), {"input": {0: "N"}, "output": {0: "N"}}
+            torch.onnx.export(plain, (example,), file, opset_version=18, dynamic_axes=axes, **names)
+            return onnx.load_from_string(file.getvalue())
+        batch: Any = ({0: torch.export.Dim("N")},)
+        program = torch.export.export(plain, (example,), dynamic_shapes=batch)
+        written = torch.onnx.export(program, dynamo=True, verbose=False, external_data=False, **names)
+    assert written is not None
+    return written.model_proto
 
 
 def _with_batch_called(name: str, file: Any) -> Any:

@@ -40,6 +40,8 @@ def spread(numbers: Tensor | None, elements: int, groups: int = 1) -> Tensor | N
     if numbers is None or elements == 1:
         return numbers
     if groups == 1:
+        if traced():
+            return numbers.repeat(elements)  # inductor 2.4 refuses a bias that is a view
         # repeat would take four times as long; of one number flatten makes a view, which kernels that read memory run out of
         return numbers.expand(elements, -1).flatten().contiguous()
     return numbers.view(groups, 1, -1).expand(-1, elements, -1).flatten()
