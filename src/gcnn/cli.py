@@ -23,6 +23,7 @@ from gcnn import __version__
 from gcnn.checks import unknown
 from gcnn.data import KINDS, SOURCES, Dataset, download, load, pictures_in, read_picture, shown
 from gcnn.files import write_file
+from gcnn.formats import resized
 from gcnn.groups import GROUPS
 from gcnn.models import EXAMPLES, build
 from gcnn.recipes import RECIPES
@@ -212,7 +213,8 @@ def _train(chosen: argparse.Namespace) -> None:
     which = f" with the weights of epoch {done.kept['epoch']}" if done.kept else ""
     found = done.tested.get("test_error")
     told = "not tested yet" if found is None else f"{kind} error {found:.2f} %"
-    print(f"{name}: {told} after {last['epoch']} epochs{which}; the run is in {folder}")
+    epochs = f"{last['epoch']} epoch{'s' if last['epoch'] > 1 else ''}"
+    print(f"{name}: {told} after {epochs}{which}; the run is in {folder}")
 
 
 def _base(recipe: str, file: str) -> Config:
@@ -241,7 +243,7 @@ def _base(recipe: str, file: str) -> Config:
 
 def _data(run: Run, root: str = "") -> Dataset:
     with names_the_root():
-        data = load(run.config.data, root or run.config.data_root or None)
+        data = load(run.config.data, root or run.config.data_root or None, run.config.size)
     run.check_data(data)
     return data
 
@@ -254,6 +256,22 @@ def _eval(chosen: argparse.Namespace) -> None:
     found = evaluate(run.model, run.inputs(data.test, device), run.config.test_turns)
     name = _name(run.config.model, run.config.group)
     print(f"{name} on {len(data.test)} images of {data.name}: error {found['error']:.2f} %, loss {found['loss']:.4f}")
+    _print_classes(run.classes, found["confusion"])
+
+
+def _print_classes(classes: tuple[str, ...], confusion: list[list[int]]) -> None:
+    """One line per class: how many of its images were recognised, and what the others were taken for."""
+    wide, recalls = max(len(name) for name in (*classes, "class")), []
+    print(f"{'class':{wide}}  images   recall  taken for")
+    for i, (name, row) in enumerate(zip(classes, confusion, strict=True)):
+        if not sum(row):
+            continue
+        recalls.append(100 * row[i] / sum(row))
+        others = sorted((j for j, n in enumerate(row) if n and j != i), key=lambda j: -row[j])
+        print(
+            f"{name:{wide}}{sum(row):8,}{recalls[-1]:7.2f} %  {', '.join(f'{classes[j]} {row[j]}' for j in others[:4])}".rstrip()
+        )
+    print(f"mean of the recalls (balanced accuracy): {sum(recalls) / len(recalls):.2f} %")
 
 
 def _predict(chosen: argparse.Namespace) -> int:
@@ -263,7 +281,7 @@ def _predict(chosen: argparse.Namespace) -> int:
     status, unheard, rows = 0, None, [["file", "class", *run.classes]]
     for name in [name for given in chosen.images for name in _files(given)]:
         try:
-            pixels = _pixels(name, run.shape)
+            pixels = _pixels(name, run.shape, run.config.size)
         except (OSError, ValueError) as error:  # the others may still be good
             words = str(error) if name in str(error) else f"{name}: {error}"
             print(f"gcnn predict: {words}", file=sys.stderr)
@@ -299,6 +317,7 @@ def _files(name: str) -> list[str]:
     if not Path(name).is_dir():
         return [name]
     found, inside = pictures_in(Path(name)), shown(Path(name))
+    deeper = [path for path in inside if path.is_dir()]
     if not found and all(path.is_dir() for path in inside):
         parts = inside
         found, inside = [path for part in parts for path in pictures_in(part)], [path for part in parts for path in shown(part)]
@@ -306,6 +325,8 @@ def _files(name: str) -> list[str]:
     if found and (others := [path for path in inside if path not in taken]):
         more = f"{len(others)} others in {name} were passed over, {others[0]} for example; pictures are {', '.join(KINDS)}"
         print(f"gcnn predict: {more}", file=sys.stderr)
+    if not found and any(pictures_in(part) for folder in deeper for part in shown(folder) if part.is_dir()):
+        raise ValueError(f"{name} holds folders of folders of pictures; give one of those, {deeper[-1]} for example")
     return [str(path) for path in found] or [name]
 
 
@@ -321,14 +342,15 @@ def _check_new(name: str, example: str, force: bool) -> None:
         raise FileExistsError(f"{name} is there already; choose another name, or --force")
 
 
-def _pixels(name: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """An image file as bytes of `shape`."""
+def _pixels(name: str, shape: tuple[int, ...], size: int) -> torch.Tensor:
+    """An image file as bytes of `shape`, resized if the run resized its own to `size`."""
     from PIL import Image
 
     if len(shape) != 3:
         raise ValueError(f"{name}: the network takes volumes {shape}, not images; use Run.predict of gcnn.train.load_run")
     channels, rows, columns = shape
     read = read_picture(name)
+    read = resized(read, size, name) if size else read
     if read.shape[:2] != (rows, columns):
         raise ValueError(f"{name} has {read.shape[1]} x {read.shape[0]} pixels, the network takes {columns} x {rows}; resize it")
     pixels = torch.from_numpy(np.array(Image.fromarray(read).convert("L" if channels == 1 else "RGB")))
@@ -386,10 +408,13 @@ def _export(told: argparse.Namespace) -> None:
     run = load_run(told.folder)
     run.check_takes_bytes()
     example = torch.randint(0, 256, (2, *run.shape)).float()
-    error = to_onnx(Normalised(run.model, run.mean, run.std), told.onnx, example, overwrite=told.force)
+    about = {"classes": json.dumps(run.classes), "model": run.config.model, "group": group_of(run.model).name}
+    about |= {"input": f"{tuple(run.shape)}, numbers from 0 to 255", "output": "logits; their softmax is the probabilities"}
+    error = to_onnx(Normalised(run.model, run.mean, run.std), told.onnx, example, overwrite=told.force, about=about)
+    names = ", ".join(run.classes[:10]) + (" ..." if len(run.classes) > 10 else "")
     print(
-        f"{told.onnx}: images {tuple(run.shape)} with numbers from 0 to 255 to {len(run.classes)} logits; "
-        f"off by {error:.1e} in onnxruntime"
+        f"{told.onnx}: images {tuple(run.shape)} with numbers from 0 to 255 to {len(run.classes)} logits, in the order {names} "
+        f"(also in the file's metadata); off by {error:.1e} in onnxruntime"
     )
     if run.config.test_turns > 1:
         print(

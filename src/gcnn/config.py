@@ -26,18 +26,25 @@ class Config:
     channels: int = 0
     """Another number of channels for z2cnn and its relatives and allcnn-c. 0: the model's own."""
     widths: tuple[int, ...] = ()
-    """Other widths for residual networks, one a stage. Empty: the model's own."""
+    """Other widths for residual networks, one per stage. Empty: the model's own. For resnet44, resnet26 and the networks of this
+    package they are channels on the group; for converted ones (resnet18 ...) those of the ordinary network, of which there are
+    fewer on a group: p4m takes about a third, and as many parameters."""
     downsample: Literal["", "stride", "pool"] = ""
     """How allcnn-c and residual networks halve maps: stride as in the paper, or pool, exact on even sizes. Empty: as they do."""
     invariant: bool = False
     """For residual networks: take the mean over the group before the classes, so that turned images get the same answer."""
     data: str = "digits"
     """digits (comes with the package), mnist, rotated_mnist, cifar10, whitened_cifar10 (as the authors had it), volumes,
-    pictures (folders train/CLASS and test/CLASS of image files)."""
+    pictures (folders train/CLASS, test/CLASS, and val/CLASS if there is one, of image files)."""
     data_root: str = ""
     """The folder with the files of the data set, or the .npz file of volumes; not needed for digits."""
+    size: int = 0
+    """Resize square pictures to this many pixels each way, here and in `gcnn predict`. 0: as they are."""
+    init: str = ""
+    """Start from the weights of the run in this folder. For other classes the last layer starts fresh."""
     validation: int = 0
-    """Hold out the last n training images and test on them: for choosing settings without the test set."""
+    """Hold out the last n training images and test on them: for choosing settings without the test set. Pictures in val/CLASS
+    are the last ones. Those of one patient, slide or scene belong on one side: put them into val yourself."""
     epochs: int = 20
     """Passes over the training set."""
     batch_size: int = 128
@@ -58,16 +65,20 @@ class Config:
     """Do so in the last n epochs only, where it matters most. 0: in all of them."""
     weight_decay: float = 0.0
     """Weight decay: decoupled with adam, added to the gradient with sgd."""
+    balanced: bool = False
+    """Weigh the loss so that every class counts as much, however few images it has."""
     label_smoothing: float = 0.0
     """Share of the target that is spread over all classes."""
     dropout: float = -1.0
     """Another dropout than the model's own. Negative: the model's own."""
     rotate: float = 0.0
-    """Augmentation: turn every training image by a random angle of up to this many degrees, black outside."""
+    """Augmentation: turn every training image by a random angle of up to this many degrees; outside it is black, for
+    pictures reflected."""
     shift: int = 0
-    """Augmentation: move every training image by a random number of up to this many pixels each way, black outside."""
+    """Augmentation: move every training image by a random number of up to this many pixels each way; outside it
+    is black, for pictures reflected."""
     flip: bool = False
-    """Augmentation: mirror half of the training images, left to right."""
+    """Augmentation: mirror half of the training images, left to right. Of no use with groups that mirror, such as p4m."""
     reestimate: Literal["eval", "train", "no"] = "eval"
     """Estimate the statistics of batch norms anew over the training set before each test: with the rest of the network as in
     the test, or as in training (with dropout), as the paper's authors did."""
@@ -106,7 +117,7 @@ class Config:
         for name in ("widths", "drops"):
             if not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in getattr(self, name)):
                 raise ValueError(f"{name} must be positive whole numbers, got {getattr(self, name)}")
-        for name in ("rotate", "weight_decay", "channels", "validation"):
+        for name in ("rotate", "weight_decay", "channels", "validation", "size"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
         if not -(2**43) <= self.seed <= 2**44:  # each epoch has a seed of its own, a million times this one
@@ -137,8 +148,10 @@ class Config:
         if self.data == "digits" and self.data_root:
             raise ValueError(
                 f"digits come with the package and are in no data_root, got {self.data_root!r}; name the data set that is there "
-                "as data, or hand images of your own to gcnn.train.train(config, data=...)"
+                "as data (pictures, for folders of your own), or hand images to gcnn.train.train(config, data=...)"
             )
+        if self.size and self.data != "pictures":
+            raise ValueError(f"size is for pictures, {self.data} have a size of their own; set data to pictures, or size to 0")
         if self.sharpness < 0:
             raise ValueError(f"sharpness must be a distance, at least 0, got {self.sharpness}")
         if not 0 <= self.sharp_epochs <= self.epochs:

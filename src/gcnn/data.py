@@ -35,6 +35,7 @@ from gcnn.formats import (
     need,
     read_picture,
     remedy,
+    resized,
     unpacked_md5,
 )
 
@@ -77,6 +78,8 @@ class Dataset:
     train: Split
     test: Split
     classes: tuple[str, ...]
+    for_validation: int = 0
+    """How many of the last training images come from a part of their own for validation."""
 
     def __post_init__(self) -> None:
         for part, split in (("train", self.train), ("test", self.test)):
@@ -223,7 +226,9 @@ def volumes(path: str | Path) -> Dataset:
         names = ("x_{}", "y_{}") if "x_train" in archive else ("{}_images", "{}_labels")
         wanted = [name.format(part) for part in ("train", "test") for name in names]
         if missing := [name for name in wanted if name not in archive]:
-            raise ValueError(f"{path}: expected the arrays {', '.join(wanted)}, found {', '.join(archive)}; missing {missing}")
+            both = "" if "x_train" in archive else ", or x_train, y_train, x_test, y_test"
+            found = ", ".join(archive)
+            raise ValueError(f"{path}: expected the arrays {', '.join(wanted)}{both}, found {found}; missing {missing}")
         arrays = {name: _array(path, archive, name) for name in (*wanted, "classes") if name in archive}
     classes = tuple(str(c) for c in arrays.get("classes", ()))
     parts = []
@@ -298,12 +303,13 @@ def _warn_of_others(folders: list[Path], taken: set[Path]) -> None:
         )
 
 
-def pictures(root: str | Path) -> Dataset:
+def pictures(root: str | Path, size: int = 0) -> Dataset:
     """Pictures of one's own, all of one size: root/train/CLASS/*.png and root/test/CLASS/*.png, or .jpg, .tif, .webp.
 
-    They stay gray if all of them are, and become RGB otherwise; `read_picture` reads each. The classes take turns, so that the
-    last ones (`Dataset.hold_out`) are of every class. Names that begin with a dot are passed over, other files with a warning.
-    Needs pip install "gcnn[train]".
+    With `size`, square ones of any sizes, resized to that many pixels each way. They stay gray if all of them are, and become RGB
+    otherwise; `read_picture` reads each. The classes take turns, so that the last training pictures (`Dataset.hold_out`) are of
+    every class; if there is a root/val/CLASS, its pictures are the last ones. Names that begin with a dot are passed over, other
+    files with a warning. Needs pip install "gcnn[train]".
 
     >>> import tempfile
     >>> from PIL import Image
@@ -325,14 +331,16 @@ def pictures(root: str | Path) -> Dataset:
             raise FileNotFoundError(
                 f"{root / part} is missing; expected folders {part}/CLASS with the pictures of each class, {', '.join(KINDS)}"
             )
-    train_, test = ({path.name for path in shown(root / part) if path.is_dir()} for part in ("train", "test"))
-    classes = tuple(sorted(train_))
-    if others := sorted(test - train_):
-        raise ValueError(f"{root / 'test'} has classes that {root / 'train'} has not: {', '.join(others)}")
+    parts = ("train", "val", "test") if (root / "val").is_dir() else ("train", "test")
+    names = {part: {path.name for path in shown(root / part) if path.is_dir()} for part in parts}
+    classes = tuple(sorted(names["train"]))
+    for part in parts:
+        if others := sorted(names[part] - names["train"]):
+            raise ValueError(f"{root / part} has classes that {root / 'train'} has not: {', '.join(others)}")
     if len(classes) < 2:
         raise ValueError(f"{root / 'train'} has {len(classes)} folders of classes, expected two or more to tell apart")
     found: list[tuple[str, int, Path]] = []
-    for part in ("train", "test"):
+    for part in parts:
         ordered: list[tuple[float, int, Path]] = []
         for label, name in enumerate(classes):
             paths = pictures_in(root / part / name)
@@ -346,20 +354,39 @@ def pictures(root: str | Path) -> Dataset:
         found += [(part, label, path) for _, label, path in sorted(ordered)]
     if "test" not in {part for part, _, _ in found}:
         raise ValueError(f"{root}: found no pictures in test/CLASS; expected {', '.join(KINDS)}")
-    folders = [root / part / name for part in ("train", "test") for name in ("", *classes)]
+    folders = [root / part / name for part in parts for name in ("", *classes)]
     _warn_of_others(folders, {path for _, _, path in found})
-    read = []
+    read, problems = [], []
     for _, _, path in tqdm(found, "reading pictures", disable=None):
-        read.append(read_picture(path))
-        if read[-1].shape[:2] != read[0].shape[:2]:
-            (rows, columns), (height, width) = read[0].shape[:2], read[-1].shape[:2]
-            raise ValueError(
-                f"{path} has {width} x {height} pixels, {found[0][2]} has {columns} x {rows}; resize or cut them alike"
-            )
+        try:
+            pixels = read_picture(path)
+            read.append(resized(pixels, size, path) if size else pixels)
+            if read[-1].shape[:2] != read[0].shape[:2]:
+                (rows, columns), (height, width) = read[0].shape[:2], read[-1].shape[:2]
+                raise ValueError(
+                    f"{path} has {width} x {height} pixels, {found[0][2]} has {columns} x {rows}; resize or cut them alike, or "
+                    "let --size do it"
+                )
+        except (OSError, ValueError) as error:  # all of them are to be named at once
+            problems.append(error)
+    if len(problems) == 1:
+        raise problems[0]
+    if problems:
+        more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
+        each = "; ".join(str(error) for error in problems[:5])
+        raise ValueError(f"{len(problems)} of {len(found)} pictures cannot be taken: {each}{more}")
     gray = all(pixels.ndim == 2 for pixels in read)
+    if not gray and (odd := [label for (_, label, _), pixels in zip(found, read, strict=True) if pixels.ndim == 2]):
+        of = ", ".join(f"{name} {n}" for name, n in zip(classes, np.bincount(odd, minlength=len(classes)), strict=True) if n)
+        warnings.warn(
+            f"pictures: {len(odd)} of {len(found)} are gray ({of}) and become RGB; if that tells the classes apart, a network "
+            "learns it",
+            stacklevel=2,
+        )
     whole = np.stack([p[None] if gray else np.stack([p] * 3) if p.ndim == 2 else p.transpose(2, 0, 1) for p in read])
     labels, tested = np.array([label for _, label, _ in found]), np.array([part == "test" for part, _, _ in found])
-    return Dataset("pictures", _split(whole[~tested], labels[~tested]), _split(whole[tested], labels[tested]), classes)
+    held = sum(part == "val" for part, _, _ in found)
+    return Dataset("pictures", _split(whole[~tested], labels[~tested]), _split(whole[tested], labels[tested]), classes, held)
 
 
 DATASETS: dict[str, Callable[..., Dataset]] = {
@@ -373,8 +400,10 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
 }
 
 
-def load(name: str, root: str | Path | None = None) -> Dataset:
+def load(name: str, root: str | Path | None = None, size: int = 0) -> Dataset:
     """The data set `name` of DATASETS from the folder (or .npz file) `root`; "digits" comes with the package.
+
+    `size` is for pictures, which are resized to it.
 
     >>> load("digits").name
     'digits'
@@ -385,7 +414,7 @@ def load(name: str, root: str | Path | None = None) -> Dataset:
         return digits()
     if root is None:
         raise ValueError(f"{name}: name the folder that holds its files (data_root); {remedy(name)}")
-    return DATASETS[name](root)
+    return pictures(root, size) if name == "pictures" else DATASETS[name](root)
 
 
 SOURCES = {

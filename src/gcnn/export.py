@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -59,10 +59,17 @@ def planar(model: nn.Module, fold: bool = False, example: Tensor | tuple[Tensor,
         return _folded(made) if fold else made
 
 
-def to_onnx(model: nn.Module, path: str | Path, example: Tensor, tolerance: float = 1e-4, overwrite: bool = False) -> float:
+def to_onnx(
+    model: nn.Module,
+    path: str | Path,
+    example: Tensor,
+    tolerance: float = 1e-4,
+    overwrite: bool = False,
+    about: dict[str, str] | None = None,
+) -> float:
     """Writes the network as an ONNX file of plain convolutions, for batches of any size, and returns how far the file is off.
 
-    The file takes "input", with N of them at a time, and answers with "output".
+    The file takes "input", with N of them at a time, and answers with "output"; `about` is written into its metadata.
     The error is that of onnxruntime on `example`, relative to the largest output; above `tolerance` it is an error, and no file
     is written. Needs pip install "gcnn[export]".
     """
@@ -90,7 +97,10 @@ def to_onnx(model: nn.Module, path: str | Path, example: Tensor, tolerance: floa
             node.kwargs = {**node.kwargs, "mode": "nearest"}
     plain.recompile()
     two = example if len(example) > 1 else example.repeat(2, *(1,) * (example.ndim - 1))  # one alone would be fixed
-    content = _with_batch_called("N", _onnx(plain, two)).SerializeToString()
+    file = _with_batch_called("N", _onnx(plain, two))
+    for key, value in (about or {}).items():
+        file.metadata_props.add(key=key, value=value)
+    content = file.SerializeToString()
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     found = torch.from_numpy(session.run(None, {session.get_inputs()[0].name: example.numpy()})[0])
     error = float((found - expected.cpu()).abs().max() / expected.abs().max().clamp(min=1e-30))
@@ -103,17 +113,18 @@ def to_onnx(model: nn.Module, path: str | Path, example: Tensor, tolerance: floa
 def _onnx(plain: nn.Module, example: Tensor) -> Any:
     """The ONNX model of a network of torch's own modules."""
     names: Any = {"input_names": ["input"], "output_names": ["output"]}
+    version, export = cast(Any, torch.__version__), cast(Any, torch.onnx.export)
     with warnings.catch_warnings(), _quiet("torch.onnx"):  # it tells us that torchvision is not there
         warnings.simplefilter("ignore")
-        if torch.__version__ < (2, 7):  # whose exporter by torch.export stumbles over norms
+        if version < (2, 7):  # whose exporter by torch.export stumbles over norms
             import onnx
 
             file, axes = io.BytesIO(), {"input": {0: "N"}, "output": {0: "N"}}
-            torch.onnx.export(plain, (example,), file, opset_version=18, dynamic_axes=axes, **names)
+            export(plain, (example,), file, opset_version=18, dynamic_axes=axes, **names)
             return onnx.load_from_string(file.getvalue())
         batch: Any = ({0: torch.export.Dim("N")},)
         program = torch.export.export(plain, (example,), dynamic_shapes=batch)
-        written = torch.onnx.export(program, dynamo=True, verbose=False, external_data=False, **names)
+        written = export(program, dynamo=True, verbose=False, external_data=False, **names)
     assert written is not None
     return written.model_proto
 

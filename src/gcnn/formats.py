@@ -52,11 +52,13 @@ def read_picture(path: str | Path) -> Bytes:
     (7, 9, 3)
     """
     try:
-        from PIL import Image
+        from PIL import Image, UnidentifiedImageError
     except ImportError as error:
         raise ImportError('pictures are read by pillow, which is not installed: pip install "gcnn[train]"') from error
     if Path(path).is_dir():
         raise ValueError(f"{path} is a folder; give image files, such as {path}/*.png")
+    if not Path(path).exists():
+        raise FileNotFoundError(f"{path} is not there; give the name of an image file")
     try:
         with Image.open(
             io.BytesIO(Path(path).read_bytes())
@@ -79,12 +81,22 @@ def read_picture(path: str | Path) -> Bytes:
             solid = Image.new("RGBA", image.size, "black" if (light * cover).sum() > 127 * cover.sum() else "white")
             solid.alpha_composite(drawn)
             return np.array(solid.convert("L" if gray else "RGB"))
-    except FileNotFoundError:
-        raise
+    except UnidentifiedImageError:
+        raise OSError(f"{path} could not be read: it is no picture that pillow knows, or is damaged") from None
     except OSError as error:
         raise OSError(f"{path} could not be read: {error}") from error
     except Image.DecompressionBombError as error:
         raise ValueError(f"{path} is too large for one picture; cut it into tiles ({error})") from error
+
+
+def resized(pixels: Bytes, size: int, path: str | Path) -> Bytes:
+    """A square picture with `size` pixels each way; another is a ValueError, since it would be distorted."""
+    from PIL import Image
+
+    rows, columns = pixels.shape[:2]
+    if rows != columns:
+        raise ValueError(f"{path} has {columns} x {rows} pixels, and only square pictures are resized; cut it to a square first")
+    return pixels if rows == size else np.array(Image.fromarray(pixels).resize((size, size), Image.Resampling.BILINEAR))
 
 
 def _would_be_cut(image: Any) -> bool:

@@ -72,15 +72,13 @@ def make_model(config: Config, classes: int = 10, shape: Sequence[int] = (1, 28,
         options["dropout"] = config.dropout
     if config.downsample:
         options["downsample"] = config.downsample
-    if config.invariant:
-        options["invariant"] = True
     known = options_of(config.model)
+    if config.invariant and "invariant" in known:  # the heads of others are invariant as they are
+        options["invariant"] = True
     if config.model == "unet":
         raise ValueError("unet answers for every pixel, and gcnn train for whole images; use build and a loop of your own for it")
     for name in options:
         if name not in known:
-            if name == "invariant":
-                raise ValueError(f"{config.model} takes no invariant: its head is invariant as it is")
             taken = [k for k in ("channels", "widths", "dropout", "downsample", "invariant") if k in known]
             raise ValueError(f"{config.model} takes no {name}; what it takes of those is {', '.join(taken) or 'nothing'}")
     model = build(config.model, **options)
@@ -122,7 +120,7 @@ def pick_device(name: str) -> torch.device:
 
 
 @torch.no_grad()
-def reestimate_norms(model: nn.Module, inputs: Inputs, batch_size: int = 1000, training: bool = False) -> None:
+def reestimate_norms(model: nn.Module, inputs: Inputs, batch_size: int | None = None, training: bool = False) -> None:
     """Batch norm statistics as means over the whole training set, not over the last steps.
 
     The rest of the network works as in eval, or as in training: then a dropout widens the statistics.
@@ -135,17 +133,24 @@ def reestimate_norms(model: nn.Module, inputs: Inputs, batch_size: int = 1000, t
         m.reset_running_stats()
         m.momentum = None  # cumulative means
     count = len(inputs.labels)  # parts of nearly equal size, since every part counts alike in the mean
-    for index in torch.arange(count, device=inputs.labels.device).tensor_split(math.ceil(count / batch_size)):
+    for index in torch.arange(count, device=inputs.labels.device).tensor_split(
+        math.ceil(count / (batch_size or at_a_time(inputs)))
+    ):
         model(inputs(index)[0])
     for m, momentum in zip(norms, momenta, strict=True):
         m.momentum = momentum
 
 
+def at_a_time(inputs: Inputs) -> int:
+    """How many images are tested at a time: a thousand small ones, of larger ones as many as have as many pixels."""
+    return max(1, min(1000, 1000 * 32 * 32 // math.prod(inputs.images.shape[2:])))
+
+
 @torch.no_grad()
-def logits_of(model: nn.Module, inputs: Inputs, batch_size: int = 1000, angle: float = 0.0) -> Tensor:
+def logits_of(model: nn.Module, inputs: Inputs, angle: float = 0.0) -> Tensor:
     """The answers of the model in eval mode, (N, classes), to its inputs turned by `angle` radians."""
     model.eval()
-    found = []
+    found, batch_size = [], at_a_time(inputs)
     for start in range(0, len(inputs.labels), batch_size):
         index = torch.arange(start, min(start + batch_size, len(inputs.labels)), device=inputs.labels.device)
         x = inputs(index)[0]
@@ -161,8 +166,11 @@ def answers_of(model: nn.Module, inputs: Inputs, turns: int = 1) -> Tensor:
     return torch.stack([logits_of(model, inputs, angle=math.pi / 2 * i / turns) for i in range(turns)]).mean(0)
 
 
-def evaluate(model: nn.Module, inputs: Inputs, turns: int = 1) -> dict[str, Any]:
-    """Test error in percent, mean loss, and the confusion matrix (true class, answer); `turns` as Config.test_turns."""
+def evaluate(model: nn.Module, inputs: Inputs, turns: int = 1, balanced: bool = False) -> dict[str, Any]:
+    """Test error in percent, mean loss, and the confusion matrix (true class, answer); `turns` as Config.test_turns.
+
+    `balanced` takes the mean loss of each class first.
+    """
     if not len(inputs.labels):
         raise ValueError("evaluate: expected at least one image, got none; the test part of the data may be empty")
     logits = answers_of(model, inputs, turns)
@@ -170,9 +178,14 @@ def evaluate(model: nn.Module, inputs: Inputs, turns: int = 1) -> dict[str, Any]
     confusion = torch.bincount(inputs.labels * k + answers, minlength=k * k).reshape(k, k)
     return {
         "error": 100 * float((answers != inputs.labels).double().mean()),
-        "loss": float(F.cross_entropy(logits, inputs.labels)),
+        "loss": _mean_by_class(logits, inputs.labels) if balanced else float(F.cross_entropy(logits, inputs.labels)),
         "confusion": confusion.tolist(),
     }
+
+
+def _mean_by_class(logits: Tensor, labels: Tensor) -> float:
+    losses = F.cross_entropy(logits, labels, reduction="none").double()
+    return float(torch.stack([losses[labels == c].mean() for c in labels.unique()]).mean())
 
 
 def error_by_angle(model: nn.Module, inputs: Inputs, steps: int = 24, progress: bool = False) -> list[tuple[float, float]]:
@@ -300,11 +313,17 @@ def save_run(folder: Path, model: nn.Module, kept: dict[str, Tensor], stepper: S
             tensors[f"optimizer.{name}.{k}"] = v.detach().cpu().contiguous()
     write_file(folder / "last.safetensors", save(tensors, {"gcnn": json.dumps({**meta, "sha256": digest(tensors)})}))
     table = io.StringIO()
-    columns = sorted({k for row in meta["history"] for k in row if k != "confusion"}, key=lambda k: (k != "epoch", k))
+    rows = [{measured(k, bool(meta["config"]["validation"])): v for k, v in row.items()} for row in meta["history"]]
+    columns = sorted({k for row in rows for k in row if k != "confusion"}, key=lambda k: (k != "epoch", k))
     writer = csv.DictWriter(table, columns, extrasaction="ignore")
     writer.writeheader()
-    writer.writerows(meta["history"])
+    writer.writerows(rows)
     write_file(folder / "metrics.csv", table.getvalue().encode())
+
+
+def measured(key: str, validation: bool) -> str:
+    """What a column is called where people read it: a test on held-out images is no test."""
+    return key.replace("test_", "validation_") if validation else key
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -321,11 +340,16 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, meta
 
 
-def load_model(path: Path, model: nn.Module, tensors: dict[str, Tensor], meta: dict[str, Any], part: str = "model.") -> None:
-    """Loads the weights, of this network and group, or raises a ValueError."""
+def check_group(path: Path, model: nn.Module, meta: dict[str, Any]) -> None:
+    """Raises a ValueError unless the network has the group of the checkpoint."""
     group = group_of(model)
     if [group.name, json.loads(json.dumps(group.matrices))] != meta["group"]:
         raise ValueError(f"{path} is a checkpoint of group {meta['group'][0]}, the network is one of {group.name}")
+
+
+def load_model(path: Path, model: nn.Module, tensors: dict[str, Tensor], meta: dict[str, Any], part: str = "model.") -> None:
+    """Loads the weights, of this network and group, or raises a ValueError."""
+    check_group(path, model, meta)
     state = {k.removeprefix(part): v for k, v in tensors.items() if k.startswith(part)}
     try:
         model.load_state_dict(state)

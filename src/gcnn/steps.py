@@ -22,6 +22,7 @@ class Inputs:
         self.images, self.labels = split.images.to(device), split.labels.to(device, torch.int64)
         self.mean, self.std = mean, std
         self.rotate, self.shift, self.flip = (config.rotate, config.shift, config.flip) if config else (0.0, 0, False)
+        self.reflect = config is not None and config.data == "pictures"  # their ground is seldom black
         if (self.rotate or self.shift or self.flip) and self.images.ndim != 4:
             raise ValueError(f"rotate, shift and flip are for images, not for inputs of shape {tuple(self.images.shape[1:])}")
 
@@ -29,34 +30,40 @@ class Inputs:
         """Inputs and labels of the images with these numbers."""
         x = self.images[index]
         if self.shift or self.flip:
-            x = moved(x, self.shift, self.flip)
+            x = moved(x, self.shift, self.flip, self.reflect)
         x = x.float()
         if self.rotate:
-            x = turned(x, (torch.rand(len(x), device=x.device) * 2 - 1) * math.radians(self.rotate))
+            x = turned(x, (torch.rand(len(x), device=x.device) * 2 - 1) * math.radians(self.rotate), self.reflect)
         return (x - self.mean) / self.std, self.labels[index]
 
 
-def moved(x: Tensor, shift: int, flip: bool) -> Tensor:
-    """Images (N, C, H, W), each moved by up to `shift` whole pixels along both axes, zero outside; half of them mirrored."""
+def moved(x: Tensor, shift: int, flip: bool, reflect: bool = False) -> Tensor:
+    """Images (N, C, H, W), each moved by up to `shift` whole pixels along both axes; half of them mirrored, with `flip`.
+
+    Outside they are zero, or reflected.
+    """
     n, channels, height, width = x.shape
-    x = F.pad(x, (shift,) * 4)
+    x = x if reflect else F.pad(x, (shift,) * 4)
     rows, columns = torch.arange(height, device=x.device), torch.arange(width, device=x.device).expand(n, -1)
     if flip:
         columns = torch.where(torch.rand(n, 1, device=x.device) < 0.5, columns, width - 1 - columns)  # (N, W)
     by = torch.randint(2 * shift + 1, (2, n, 1), device=x.device)
     rows, columns = rows + by[0], columns + by[1]
+    if reflect:  # about the outermost pixels
+        rows, columns = ((m - 1) - ((m - 1) - (i - shift).abs()).abs() for i, m in ((rows, height), (columns, width)))
     each, channel = torch.arange(n, device=x.device), torch.arange(channels, device=x.device)
     return x[each[:, None, None, None], channel[:, None, None], rows[:, None, :, None], columns[:, None, None, :]]
 
 
-def turned(x: Tensor, angle: Tensor) -> Tensor:
-    """Images turned anticlockwise by an angle each, in radians, by bicubic interpolation."""
+def turned(x: Tensor, angle: Tensor, reflect: bool = False) -> Tensor:
+    """Images turned anticlockwise by an angle each, in radians, by bicubic interpolation; zero outside, or reflected."""
     cos, sin, zero = angle.cos(), angle.sin(), torch.zeros_like(angle)
     shape = x.shape[-2] / x.shape[-1]
     # affine_grid counts columns, then rows, rows downward, and either from -1 to 1
     theta = torch.stack([torch.stack([cos, -sin * shape, zero], 1), torch.stack([sin / shape, cos, zero], 1)], 1)
     grid = F.affine_grid(theta, list(x.shape), align_corners=False)
-    return F.grid_sample(x, grid, mode="bicubic", padding_mode="zeros", align_corners=False)
+    outside = "reflection" if reflect else "zeros"
+    return F.grid_sample(x, grid, mode="bicubic", padding_mode=outside, align_corners=False)
 
 
 class Stepper:
@@ -79,6 +86,8 @@ class Stepper:
         self.graph: Any = None
         self.captures = cuda and config.graphs and world == 1 and len(inputs.labels) >= config.batch_size
         self.uphill = False
+        counts = inputs.labels.bincount().clamp(min=1)
+        self.weights = len(inputs.labels) / (len(inputs.labels.unique()) * counts) if config.balanced else None
 
     def _prime(self) -> None:
         """Makes the optimiser's state exist, all zero, so that it can be saved, loaded and captured from the start."""
@@ -123,6 +132,7 @@ class Stepper:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.amp):
             logits = self.model(x)
             losses = F.cross_entropy(logits, y, label_smoothing=self.config.label_smoothing, reduction="none")
+        losses = losses if self.weights is None else losses * self.weights[y]
         loss = losses.sum() * share
         self.optimizer.zero_grad()
         (loss * self.world).backward()  # DistributedDataParallel takes the mean over processes

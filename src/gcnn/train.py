@@ -23,6 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from gcnn.config import Config
 from gcnn.data import Dataset, load
@@ -38,6 +39,7 @@ from gcnn.runs import (
     Run,
     alike,
     as_run,
+    check_group,
     error_by_angle,
     evaluate,
     group_of,
@@ -45,6 +47,7 @@ from gcnn.runs import (
     load_run,
     make_model,
     mean_and_std,
+    measured,
     names_the_root,
     on_lattice,
     options_of,
@@ -109,6 +112,8 @@ def _alone(folder: Path) -> Iterator[None]:
         with suppress(OSError):  # what was made for a run that did not begin is empty
             for path in new:
                 path.rmdir()
+        with suppress(OSError):
+            fcntl.flock(held, fcntl.LOCK_UN)  # a process that was forked meanwhile holds it too
         os.close(held)
 
 
@@ -147,13 +152,19 @@ def _train(
     device = pick_device(config.device)
     if data is None:
         with names_the_root() if resume else nullcontext():
-            data = load(config.data, config.data_root or None)
-    name = data.name
-    if progress and rank == 0 and config.data == "pictures":
-        print(_counts(data), file=sys.stderr)
+            data = load(config.data, config.data_root or None, config.size)
+    name, kind, shown = data.name, "validation" if config.validation else "test", progress and rank == 0
+    if shown and data.for_validation and data.for_validation != config.validation:
+        print(
+            f"note: {data.for_validation} training images are those of val; hold out just those with --validation "
+            f"{data.for_validation}",
+            file=sys.stderr,
+        )
     if config.validation:
         data = data.hold_out(config.validation)
         _check_held_out(data)
+    if shown and config.data in ("pictures", "volumes"):
+        print(_counts(data, kind), file=sys.stderr)
     if len(data.train) < 2:
         raise ValueError(f"{data.name}: {len(data.train)} training images are too few")
     _check_parts(data)
@@ -170,18 +181,23 @@ def _train(
         "mean": mean,
         "std": std or 1.0,
         "images": len(data.train),
-        "of_bytes": not data.train.images.is_floating_point() and int(data.train.images.max()) > 1,
+        "of_bytes": not data.train.images.is_floating_point() and _range(data.train.images)[1] > 1,
         "labels": hashlib.sha256(labels.cpu().long().numpy().tobytes()).hexdigest(),
         "history": [],
         "epoch": 0,
         "data": name,
     }
     model = make_model(config, len(data.classes), meta["shape"])
-    _check_takes(model, meta["shape"], config)
+    cost = _check_takes(model, meta["shape"], config)
+    if config.init and not resume:
+        told = _begin_with(model, config.init, data.classes)
+        if shown:
+            print(told, file=sys.stderr)
     if world == 1 and (config.batch_size == 1 or len(data.train) % config.batch_size == 1):
         _check_takes_one(model, meta["shape"], config)
-    group = group_of(model)
-    if progress and rank == 0:
+    group, steps = group_of(model), math.ceil(len(data.train) / config.batch_size)
+    if shown:
+        print(_summary(model, group, config, len(data.train), steps, cost), file=sys.stderr)
         if any(isinstance(m, ToHexagonal) for m in model.modules()):
             print(f"images are resampled to the hexagonal lattice of {group.name}", file=sys.stderr)
         if note := _note_on_exactness(model, meta["shape"], config):
@@ -203,16 +219,14 @@ def _train(
     if folder is not None and rank == 0:
         folder.mkdir(parents=True, exist_ok=True)
         write_file(folder / "config.json", json.dumps(meta["config"], indent=2).encode())
-    steps = math.ceil(len(data.train) / config.batch_size)
 
     def test() -> dict[str, Any]:
         with precision(tf32=False), torch.autocast(device.type, torch.bfloat16, enabled=config.amp):
             if config.reestimate != "no":
                 reestimate_norms(model, plain, training=config.reestimate == "train")
-            found = evaluate(model, testing, config.test_turns)
+            found = evaluate(model, testing, config.test_turns, config.balanced)
         return {"test_error": found["error"], "test_loss": found["loss"], "confusion": found["confusion"]}
 
-    kind, shown = "validation" if config.validation else "test", progress and rank == 0
     written = folder if rank == 0 else None
     with _Reporter(written, shown, config.epochs, len(data.train), meta["epoch"], world, kind) as report:
         for epoch in range(meta["epoch"] + 1, config.epochs + 1):
@@ -286,14 +300,20 @@ def _check_parts(data: Dataset) -> None:
         raise ValueError(
             f"{data.name}: training images are {tuple(a.shape[1:])}, those of the test {tuple(b.shape[1:])}; cut them alike"
         )
-    (low, high), (least, most) = ((float(x.min()), float(x.max())) for x in (a, b))
-    of_ones = min(low, least) >= 0 and min(high, most) <= 1 < max(high, most)
-    signed, far = (low < 0) != (least < 0), max(high, most) > 4 * min(high, most)
+    (low, high), (least, most) = _range(a), _range(b)
+    of_ones = min(low, least) >= 0 and 0 < min(high, most) <= 1 and max(high, most) > 16
+    signed, far = (low < -0.1 * high) != (least < -0.1 * most), max(high, most) > 4 * min(high, most)
     if of_ones or (signed and far) or (a.is_floating_point() != b.is_floating_point() and (signed or far)):
         raise ValueError(
             f"{data.name}: training images go from {low:g} to {high:g}, those of the test from {least:g} to {most:g}; scale both "
             "alike"
         )
+
+
+def _range(images: Tensor) -> tuple[float, float]:
+    """The least and the largest number; torch has neither for unsigned numbers of more than 8 bits."""
+    x = images.to(torch.int64) if images.dtype in (torch.uint16, torch.uint32, torch.uint64) else images
+    return float(x.min()), float(x.max())
 
 
 def _check_held_out(data: Dataset) -> None:
@@ -312,11 +332,46 @@ def _check_held_out(data: Dataset) -> None:
         )
 
 
-def _counts(data: Dataset) -> str:
+def _counts(data: Dataset, kind: str) -> str:
     """How many images there are of each class."""
     train, test = (split.labels.bincount(minlength=len(data.classes)).tolist() for split in (data.train, data.test))
     each = (f"{name} {n} + {m}" for name, n, m in zip(data.classes, train, test, strict=True))
-    return f"{data.name}, training + test: {', '.join(each)}"
+    return f"{data.name.partition(',')[0]}, training + {kind}: {', '.join(each)}"
+
+
+def _summary(model: nn.Module, group: Group, config: Config, images: int, steps: int, cost: int) -> str:
+    """What is about to be trained, and a word if an epoch has few steps."""
+    weights = sum(p.numel() for p in model.parameters())
+    told = f"{config.model} on {group.name}: {weights:,} parameters, {cost / 1e6:,.0f} million multiplications per image"
+    if steps >= 10 or config.batch_size < 16:
+        return told
+    few = "1 step" if steps == 1 else f"{steps} steps"
+    return (
+        f"{told}\nnote: an epoch has {few}, since {images} images go {config.batch_size} at a time; with a smaller "
+        "--batch-size, 16 for example, a network learns more in as many epochs"
+    )
+
+
+def _begin_with(model: nn.Module, folder: str, classes: tuple[str, ...]) -> str:
+    """Gives a network the weights of another run, but for its last layer if the classes are others; says what it did."""
+    path = Path(folder) / "last.safetensors"
+    tensors, meta = read_checkpoint(path)
+    check_group(path, model, meta)
+    part, ours = "kept." if meta.get("kept") else "model.", model.state_dict()
+    theirs = {k.removeprefix(part): v for k, v in tensors.items() if k.startswith(part)}
+    last = list(model.named_parameters())[-1][0].rpartition(".")[0]
+    other = tuple(meta["classes"]) != tuple(classes)
+    taken = {k: v for k, v in theirs.items() if not (other and k.startswith(f"{last}."))}
+    for k, now in ours.items():
+        was = theirs.get(k)
+        if (was is None or was.shape != now.shape) and (k in taken or k not in theirs):
+            there = "missing" if was is None else tuple(was.shape)
+            raise ValueError(
+                f"{path} does not fit this network: {k} is {there} there, {tuple(now.shape)} here; take the --model, --group, "
+                f"--channels and --widths of that run, {meta['config']['model']}, and as many channels of colour"
+            )
+    model.load_state_dict({**ours, **taken})
+    return f"begins with the weights of {folder}" + (f", but for {last}: its classes were others" if other else "")
 
 
 def _check_free(folder: Path) -> None:
@@ -338,8 +393,8 @@ def _holds_settings(path: Path) -> bool:
     return isinstance(found, dict) and {f.name for f in dataclasses.fields(Config)} <= found.keys()
 
 
-def _check_takes(model: nn.Module, shape: Sequence[int], config: Config) -> None:
-    """Raises a ValueError unless the network takes an image of this shape."""
+def _check_takes(model: nn.Module, shape: Sequence[int], config: Config) -> int:
+    """How many multiplications an image of this shape takes; a ValueError unless the network takes it."""
     sides = " x ".join(str(n) for n in shape[1:])
     for m in model.modules():
         if isinstance(m, ToHexagonal):
@@ -350,8 +405,9 @@ def _check_takes(model: nn.Module, shape: Sequence[int], config: Config) -> None
                     f"{config.model} cannot take images of {sides}: {error}; take smaller ones, or a --model such as resnet18"
                 ) from error
     try:
-        with torch.no_grad():
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
             model.eval()(torch.zeros(1, *shape))
+        return counter.get_total_flops() // 2
     except (RuntimeError, ValueError) as error:
         raise ValueError(
             f"{config.model} cannot take images of {sides}: {error}; take larger ones, or another --model"
@@ -469,13 +525,16 @@ class _Reporter:
     def __init__(
         self, folder: Path | None, progress: bool, epochs: int, images: int, done: int, world: int, kind: str = "test"
     ) -> None:
-        self.folder, self.progress, self.shown, self.world, self.kind = folder, progress, 0.0, world, kind
+        self.folder, self.shown, self.world, self.kind = folder, 0.0, world, kind
         self.total, self.done, self.epochs, self.test = epochs * images, done * images, epochs, ""
+        # a bar is for people who watch it; a file is to have a line per epoch
+        self.draws, self.tells = progress and sys.stderr.isatty(), progress and not sys.stderr.isatty()
+        self.images, self.first, self.start = images, done, time.perf_counter()
 
     def __enter__(self) -> _Reporter:
         self.bar: Any = None
         self.events: Any = None
-        if self.progress:
+        if self.draws:
             from tqdm import tqdm
 
             self.bar = tqdm(total=self.total, initial=self.done, unit="img", unit_scale=True, dynamic_ncols=True)
@@ -504,10 +563,21 @@ class _Reporter:
             self.test = f", {self.kind} error {row['test_error']:.2f} %"
         if self.bar is not None:
             self.bar.set_postfix_str(f"epoch {row['epoch']}/{self.epochs}, loss {row['train_loss']:.3f}{self.test}")
+        if self.tells:
+            from tqdm import tqdm
+
+            epoch, test = row["epoch"], self.test if "test_error" in row else ""
+            left = (self.epochs - epoch) * (time.perf_counter() - self.start) / (epoch - self.first)
+            print(
+                f"epoch {epoch}/{self.epochs}, loss {row['train_loss']:.3f}{test}, {self.images / row['seconds']:,.0f} img/s, "
+                f"{tqdm.format_interval(left)} left",
+                file=sys.stderr,
+                flush=True,
+            )
         if self.events is not None:
             for key, value in row.items():
                 if key not in ("epoch", "confusion"):
-                    self.events.add_scalar(key, value, row["epoch"])
+                    self.events.add_scalar(measured(key, self.kind == "validation"), value, row["epoch"])
             self.events.flush()
 
     def __exit__(self, *_: object) -> None:
