@@ -35,6 +35,7 @@ def zeros(*shape: int) -> Tensor:
 
 
 ONE: Any = 1  # where something else belongs
+FORGOTTEN: list[Any] = [LiftConv, GConv, GConvTranspose, GLinear, GMaxPool, Restrict, GLayerNorm]  # called without a group
 MIXED = r"must be equal along axes \(0, 1\), which p4 mixes"
 FUNCTIONS: list[tuple[Callable[[], Any], str]] = [
     (lambda: upsample(p4, zeros(1, 1, 4, 4, 4), scale_factor=(2, 3)), r"upsample: scale_factor \(=\(2, 3\)\) " + MIXED),
@@ -69,6 +70,13 @@ def test_functions_refuse_what_breaks_the_symmetry(call: Callable[[], Any], mess
 
 AT_CONSTRUCTION: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: GConv(16, 32, 3, 1), TypeError, r"GConv: expected a Group as the first argument, .*GROUPS\['p4m'\], got 16"),  # type: ignore[arg-type]
+    (lambda: FORGOTTEN[0](3, 8, 3), TypeError, r"LiftConv: .* got 3; the group comes first: LiftConv\(p4m, 3, 8, 3\)"),
+    (lambda: FORGOTTEN[1](8, 9, 3, padding=1), TypeError, r"the group comes first: GConv\(p4m, 8, 9, 3, padding=1\)"),
+    (lambda: FORGOTTEN[2](8, 9, 3), TypeError, r"the group comes first: GConvTranspose\(p4m, 8, 9, 3\)"),
+    (lambda: FORGOTTEN[3](8, 9), TypeError, r"the group comes first: GLinear\(p4m, 8, 9\)"),
+    (lambda: FORGOTTEN[4](2), TypeError, r"GMaxPool: expected a Group .* got 2; the group comes first: GMaxPool\(p4m, 2\)"),
+    (lambda: FORGOTTEN[5]((0, 1)), TypeError, r"the group comes first: Restrict\(p4m, \(0, 1\)\)"),
+    (lambda: FORGOTTEN[6](16), TypeError, r"the group comes first: GLayerNorm\(p4m, 16\)"),
     (lambda: LiftConv("P4", 1, 2, 3), TypeError, r"LiftConv: expected a Group .* such as gcnn.GROUPS\['p4'\], got 'P4'"),  # type: ignore[arg-type]
     (lambda: GBatchNorm(16, 3), TypeError, r"GBatchNorm: expected a Group as the first argument"),  # type: ignore[arg-type]
     (
@@ -138,6 +146,11 @@ AT_CONSTRUCTION: list[tuple[Callable[[], Any], type[Exception], str]] = [
         lambda: GConv(p4, 2, 2, 3)(torch.rand(1, 2, 4, 5, 5).double()),
         ValueError,
         r"GConv\(p4, 2 -> 2\): expected input of its own dtype torch.float32, got torch.float64; use x.to\(torch.float32\)",
+    ),
+    (
+        lambda: GLinear(p4, 2, 3)(torch.rand(1, 2, 4).double()),
+        ValueError,
+        r"GLinear\(p4, 2 -> 3\): expected input of its own dtype torch.float32, got torch.float64; use x.to\(torch.float32\)",
     ),
     (
         lambda: correlate(p4, torch.rand(1, 8, 5, 5), torch.rand(3, 2, 36), None, (3, 3)),

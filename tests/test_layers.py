@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import prune
+from torch.nn.utils import parametrize, prune
 from torch.nn.utils.parametrizations import orthogonal, spectral_norm, weight_norm
 
 from common import ALL, every_group, feature_map, image, plane_groups, some_groups
@@ -32,6 +32,7 @@ from gcnn.nn import (
     LiftConv,
     Restrict,
 )
+from gcnn.nn.module import GModule
 from gcnn.testing import assert_equivariant, equivariance_error
 
 
@@ -719,3 +720,76 @@ def test_filters_are_taken_over_where_weights_are_computed() -> None:
     prune.remove(pruned, "weight")
     pruned.load_filters(psi)
     torch.testing.assert_close(pruned.filters()[:, 0], psi)
+
+
+class Symmetric(nn.Module):
+    """A parametrization that holds filters which are the same backwards."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x + x.flip(-1)) / 2
+
+    def right_inverse(self, x: Tensor) -> Tensor:
+        return x
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("scale", [1.0, 1e-3])
+def test_filters_are_compared_by_their_own_size_and_digits(dtype: torch.dtype, scale: float) -> None:
+    torch.manual_seed(0)
+    psi = scale * torch.randn(3, 2, 4, 3, 3).to(dtype)
+    normed: Any = weight_norm(GConv(p4, 2, 3, 3, dtype=dtype))
+    normed.load_filters(psi)
+    torch.testing.assert_close(normed.filters()[:, 0], psi, rtol=0.02, atol=0)
+    conv: Any = GConv(p4, 2, 3, 3, dtype=dtype)
+    parametrize.register_parametrization(conv, "weight", Symmetric())
+    small = psi * (1e-3 if dtype.itemsize > 2 else 1)
+    with pytest.raises(ValueError, match="cannot hold these filters; remove it first"):
+        conv.load_filters(small)
+    conv.load_filters(small + small.flatten(2).flip(-1).view_as(small))
+
+
+def test_windows_are_looked_at_only_where_torch_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+    check = GModule._check_window
+
+    def spy(self: GModule, *args: Any) -> None:
+        looked.append(self._label())
+        check(self, *args)
+
+    monkeypatch.setattr(GModule, "_check_window", spy)
+    x = torch.rand(1, 2, 4, 5, 5)
+    for layer in (GConv(p4, 2, 2, 3), GConv(p4, 2, 2, 3, padding=1, padding_mode="circular"), GMaxPool(p4, 2), GAvgPool(p4, 2)):
+        layer(x)
+    LiftConv(p4, 2, 2, 3)(x[:, :, 0])
+    assert not looked
+    for layer in (GConv(p4, 2, 2, 6), GMaxPool(p4, 6), GAvgPool(p4, 6)):
+        with pytest.raises(ValueError, match=r"a window of \(6, 6\) cells does not fit a map of \(5, 5\)"):
+            layer(x)
+    assert len(looked) == 3
+    GConv(p6, 2, 2, 3)(torch.rand(1, 2, 6, 5, 5))
+    assert len(looked) == 4  # on a hexagonal lattice torch does not know what fits
+
+
+@pytest.mark.parametrize("batch", [0, 1])
+def test_a_window_fits_or_is_refused(batch: int) -> None:
+    for n, k, stride, padding, dilation in itertools.product((1, 2, 3, 5), (1, 2, 3), (1, 3), (0, 1), (1, 2)):
+        fits = n + 2 * padding > dilation * (k - 1)
+        x = torch.zeros(batch, 1, 4, n, n)
+        layers: list[nn.Module] = [GConv(p4, 1, 1, k, stride, padding, dilation, algorithm=a) for a in ("planar", "fourier")]
+        if 2 * padding <= k:
+            layers.append(GMaxPool(p4, k, stride, padding, dilation))
+            layers += [GAvgPool(p4, k, stride, padding)] if dilation == 1 else []
+        for layer in layers:
+            if fits:
+                assert layer(x).shape[-1] == (n + 2 * padding - dilation * (k - 1) - 1) // stride + 1
+            else:
+                with pytest.raises(ValueError, match=rf"{type(layer).__name__}\(p4.*: a window of .* does not fit a map of"):
+                    layer(x)
+
+
+def test_subclasses_take_the_arguments_they_like() -> None:
+    class Same(GConv):
+        def __init__(self, channels: int) -> None:
+            super().__init__(p4, channels, channels, 3, padding=1)
+
+    assert Same(2)(torch.rand(1, 2, 4, 5, 5)).shape == (1, 2, 4, 5, 5)

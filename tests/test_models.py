@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -92,12 +93,72 @@ def test_wrong_names_and_arguments_say_why() -> None:
         build("p4cnn", width=3)
     with pytest.raises(ValueError, match="expected a plane group, such as p4 or p4m, got Oh"):
         build("p4cnn", group=Oh)
+    for name in ("p4cnn", "resnet44"):
+        with pytest.raises(ValueError, match="expected a plane group, such as p4m, got D4 of dimension 3"):
+            build(name, group="D4")
     with pytest.raises(ValueError, match="expected a group of the square or cubic lattice, got p6"):
         build("digit-resnet", group=p6)
     with pytest.raises(ValueError, match="p6 acts on a hexagonal lattice; use hexagonal=True"):
         build("resnet26", group=p6)
     with pytest.raises(ValueError, match='downsample="pool" is for even sizes'):
         build("hex-resnet26", downsample="pool")
+
+
+STAGES: list[tuple[str, dict[str, Any], str]] = [
+    ("resnet18", {"widths": (8, 16, 32)}, r"resnet18 has 4 stages, got 3 widths \(8, 16, 32\); give one a stage"),
+    ("resnet18", {"layers": (1, 1)}, r"resnet18 with layers=\(1, 1\) has 2 stages, got 4 widths \(64, 128, 256, 512\)"),
+    ("convnext-tiny", {"widths": (8, 16, 32)}, r"convnext-tiny has 4 stages, got 3 widths"),
+    ("convnext-tiny", {"depths": (1, 1, 1)}, r"convnext-tiny with depths=\(1, 1, 1\) has 3 stages, got 4 widths"),
+    ("resnet10-3d", {"widths": (4, 4)}, r"resnet10-3d has 4 stages, got 2 widths"),
+    ("resnet44", {"widths": 8}, r"widths must be positive whole numbers, one a stage, such as \(11, 23, 45\), got 8"),
+    ("digit-resnet", {"widths": ()}, r"widths must be positive whole numbers, one a stage, such as \(16, 32, 64\), got \(\)"),
+    ("resnet18", {"widths": (8, 0, 8, 8)}, r"widths must be positive whole numbers, one a stage, .* got \(8, 0, 8, 8\)"),
+    ("resnet26", {"blocks": (1, 2)}, r"blocks must be a whole number, such as 4, got \(1, 2\)"),
+    ("densenet", {"blocks": 3}, r"blocks must be whole numbers, one a stage, such as \(6, 12, 24, 16\), got 3"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "message"), STAGES)
+def test_sizes_are_one_a_stage(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=r"build\('.*'\): " + message):
+        build(name, **options)
+
+
+def test_invariance_is_an_option_only_where_it_is_one() -> None:
+    takes = {name for name, (builder, _) in MODELS.items() if "invariant" in inspect.signature(builder).parameters}
+    for name in MODELS.keys() - takes:
+        why = "its result is an image" if name == "unet" else "its head is invariant as it is"
+        with pytest.raises(
+            TypeError, match=rf"build\('{name}'\): leave out invariant: {why}.* of resnet44, resnet26, hex-resnet26"
+        ):
+            build(name, invariant=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "meant"),
+    [
+        ("p4cnn", "d4", "p4m"),
+        ("resnet18", "c4", "p4"),
+        ("resnet44", "d6", "p6m"),
+        ("p4cnn", "P4M", "p4m"),
+        ("resnet44", "D_6", ""),
+        ("voxel-resnet", "oh", "Oh"),
+        ("resnet10-3d", "d4", "D4"),
+    ],
+)
+def test_groups_are_suggested_for_what_the_network_takes(name: str, given: str, meant: str) -> None:
+    with pytest.raises(ValueError, match=rf"build: group must be one of .*, got '{given}'") as caught:
+        build(name, group=given)
+    words = str(caught.value)
+    assert words.endswith(f"; did you mean {meant}?" if meant else f"got {given!r}")
+    assert ("p4m" in words.split(", got")[0]) == (MODELS[name][1]["group"].dim == 2)
+
+
+def test_networks_for_volumes_take_groups_of_space() -> None:
+    for name in ("voxel-resnet", "resnet10-3d"):
+        with pytest.raises(ValueError, match=rf"build\('{name}'\): p4m acts on images; for volumes take O or Oh"):
+            build(name, group=p4m)
+    assert build("resnet10-3d", group=p4, dim=2, widths=(4, 4, 4, 4))(torch.rand(1, 1, 9, 9)).shape == (1, 1000)
 
 
 def test_all_cnn_has_the_papers_counts() -> None:

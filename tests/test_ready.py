@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +188,57 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"does not say which network.*load_into"):
         load(tmp_path / "own.safetensors")
     assert all(torch.equal(v, before[k]) for k, v in ours.state_dict().items())
+
+
+def test_heads_for_another_number_of_classes(tmp_path: Path) -> None:
+    small: dict[str, Any] = {"widths": (8, 8, 8, 8), "layers": (1, 1, 1, 1)}
+    three, five = (build("resnet18", num_classes=n, **small) for n in (3, 5))
+    path = tmp_path / "three.safetensors"
+    save(three, path)
+    before = {k: v.clone() for k, v in five.state_dict().items()}
+    with pytest.raises(ValueError, match=r"fc.bias is \(3,\) there, \(5,\) here; load_into\(model, path, skip=\('fc',\)\) takes"):
+        load_into(five, path)
+    with pytest.raises(ValueError, match=r"load_into: skip must be one of .*fc, got 'head'"):
+        load_into(five, path, skip=("fc", "head"))
+    with pytest.raises(ValueError, match=r"skip=\('stem', 'fc'\)\) takes"):
+        load_into(five, path, skip=("stem",))
+    assert all(torch.equal(v, before[k]) for k, v in five.state_dict().items())
+    for skip in (("fc",), "fc"):
+        load_into(five, path, skip=skip)
+        for name, tensor in five.state_dict().items():
+            assert torch.equal(tensor, before[name] if name.startswith("fc.") else three.state_dict()[name]), name
+    load_into(three, path, skip=["fc.bias", "stem"])
+    with pytest.raises(ValueError, match="make the network with the options that the other was made with"):
+        load_into(build("resnet18", num_classes=3, **small | {"widths": (16, 16, 16, 16)}), path)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "digit-resnet"])
+def test_networks_that_were_changed_are_not_those_of_build(name: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"widths": (8, 8, 8, 8)} if name == "resnet18" else {"widths": (2, 2, 2)}
+    net: Any = build(name, num_classes=3, **options).eval()
+    save(copy.deepcopy(net), tmp_path / "same.safetensors")
+    load(tmp_path / "same.safetensors")
+    head = "fc" if name == "resnet18" else str(len(net) - 1)
+    setattr(net, head, nn.Linear(getattr(net, head).in_features, 5))
+    save(net, tmp_path / "changed.safetensors")
+    with pytest.raises(ValueError, match=r"does not say which network it is of: make that, and use load_into\(model"):
+        load(tmp_path / "changed.safetensors")
+    again: Any = build(name, num_classes=5, **options).eval()
+    x = torch.randn(1, *EXAMPLES[name])
+    assert torch.equal(load_into(again, tmp_path / "changed.safetensors")(x), net(x))
+
+
+def test_checkpoints_of_runs_are_told_from_weights(tmp_path: Path) -> None:
+    says = {"config": {}, "classes": ["a"], "shape": [1, 28, 28], "group": ["p4", []], "history": []}
+    path = tmp_path / "last.safetensors"
+    path.write_bytes(pack({"model.0.weight": torch.zeros(1)}, {"gcnn": json.dumps(says)}))
+    message = rf"is the checkpoint of a run: gcnn.train.load_run\('{re.escape(str(tmp_path))}'\).model is its network"
+    with pytest.raises(ValueError, match=message):
+        load(path)
+    with pytest.raises(ValueError, match=message):
+        load_into(build("p4cnn"), path)
+    with pytest.raises(ValueError, match=r"put it into a folder as last.safetensors, then gcnn.train.load_run\(folder\)"):
+        load(path.rename(tmp_path / "other.safetensors"))
 
 
 # --- the program ---------------------------------------------------------------------------------------------------------------

@@ -138,18 +138,32 @@ def fused_transforms() -> None:
 
 
 def precisions() -> None:
-    """Products have the precision of convolutions while somebody multiplies, by torch's older setting and by its newer one."""
+    """Products are as precise as convolutions while somebody multiplies; torch's settings, old and new, are then as before."""
     matmul: Any = torch.backends.cuda.matmul
     convolutions: Any = torch.backends.cudnn
+    newer = hasattr(matmul, "fp32_precision")
     convolutions.allow_tf32, matmul.allow_tf32 = True, False
     with fourier_cuda.PRECISION, fourier_cuda.PRECISION:
-        assert matmul.allow_tf32
+        assert matmul.fp32_precision == "tf32" if newer else matmul.allow_tf32
     assert not matmul.allow_tf32
-    if hasattr(matmul, "fp32_precision"):
-        matmul.fp32_precision, convolutions.conv.fp32_precision = "ieee", "tf32"
+    convolutions.allow_tf32 = False
+    for word in ("highest", "high", "medium"):
+        torch.set_float32_matmul_precision(word)
         with fourier_cuda.PRECISION:
-            assert matmul.fp32_precision == "tf32"
-        assert matmul.fp32_precision == "ieee"
+            assert matmul.fp32_precision != "tf32" if newer else not matmul.allow_tf32
+        assert torch.get_float32_matmul_precision() == word
+    torch.set_float32_matmul_precision("highest")
+    if newer:
+        for ours, theirs, inside in (
+            ("none", "ieee", "none"),
+            ("none", "tf32", "tf32"),
+            ("ieee", "tf32", "tf32"),
+            ("tf32", "ieee", "ieee"),  # mixed: to read allow_tf32 raises
+        ):
+            matmul.fp32_precision, convolutions.conv.fp32_precision = ours, theirs
+            with fourier_cuda.PRECISION:
+                assert matmul.fp32_precision == inside
+            assert matmul.fp32_precision == ours
 
 
 def products() -> None:

@@ -14,6 +14,15 @@ from gcnn.groups import Group, Subgroup
 
 Size = int | Sequence[int]
 
+PLANE_NAMES = dict(
+    zip(
+        ("c1", "c2", "c3", "c4", "c6", "d1", "d2", "d3", "d4", "d6", "c2v", "c3v", "c4v", "c6v"),
+        ("p1", "p2", "p3", "p4", "p6", "pm", "pmm", "p3m1", "p4m", "p6m", "pmm", "p3m1", "p4m", "p6m"),
+        strict=True,
+    )
+)
+"""Names of point groups, by which people also mean the groups of the plane with these turns and mirrors."""
+
 
 def check_axes(group: Group, what: str, values: Sequence[int]) -> None:
     """Raises a ValueError unless `values`, one an axis, agree along the axes that the group mixes."""
@@ -30,10 +39,13 @@ def unknown(what: str, got: str, known: Iterable[str]) -> str:
 
     >>> unknown("group", "P4M", ["p4", "p4m"])
     "group must be one of p4, p4m, got 'P4M'; did you mean p4m?"
+    >>> unknown("group", "d4", ["p4", "p4m"])
+    "group must be one of p4, p4m, got 'd4'; did you mean p4m?"
     """
     names = list(known)
     lower = {name.lower(): name for name in names}
-    close = [got.lower()] if got.lower() in lower else difflib.get_close_matches(got.lower(), lower, 2)
+    close = [name for name in (got.lower(), PLANE_NAMES.get(got.lower())) if name in lower]
+    close = close or difflib.get_close_matches(got.lower(), lower, 2)
     near = [lower[name] for name in close] or [name for name in names if name.endswith(f"/{got}")]
     meant = f"; did you mean {' or '.join(near)}?" if near else ""
     return f"{what} must be one of {', '.join(names)}, got {got!r}{meant}"

@@ -103,11 +103,11 @@ def kept_domain(group: Group, size: Sequence[int], like: Tensor) -> Domain | Non
         return None
     size, device = tuple(size), like.device
     key = (group, size, device)
+    found = _domains.get(key)  # once: another thread may take it away
     if like.is_cuda and torch.cuda.is_current_stream_capturing():
-        if key in _domains:
-            _captured[key] = _domains[key]
+        if found is not None:
+            _captured[key] = found
         return _captured.get(key)
-    found = _domains.get(key)
     if found is None:
         with torch.inference_mode(False):  # a later backward pass may need it
             mask = domain_mask(group, size, device)

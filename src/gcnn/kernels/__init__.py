@@ -19,7 +19,7 @@ R = TypeVar("R")
 def in_triton(name: str) -> Any:
     """The file of that name with kernels for GPUs; None where Triton is not installed, or does not work."""
     try:
-        import_module("triton")
+        import_module("triton.language")  # a folder named triton, in which there is none, would pass for the package
     except ImportError:
         return None
     return import_module(f"gcnn.kernels.{name}")
@@ -30,19 +30,21 @@ class Setting:
 
     def __init__(self, read: Callable[[], Any], write: Callable[[Any], None], wanted: Callable[[], Any]) -> None:
         self.read, self.write, self.wanted = read, write, wanted
-        self.lock, self.inside, self.before = Lock(), 0, None
+        self.lock, self.inside, self.before, self.changed = Lock(), 0, None, False
 
     def __enter__(self) -> None:
         with self.lock:
             if not self.inside:
-                self.before = self.read()
-                self.write(self.wanted())
+                self.before, wanted = self.read(), self.wanted()
+                self.changed = wanted != self.before  # to write what holds already may change other settings of torch
+                if self.changed:
+                    self.write(wanted)
             self.inside += 1
 
     def __exit__(self, *_: object) -> None:
         with self.lock:
             self.inside -= 1
-            if not self.inside:
+            if self.changed and not self.inside:
                 self.write(self.before)
 
 

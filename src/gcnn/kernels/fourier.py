@@ -239,7 +239,7 @@ def gradients(
 def _triton() -> Any:
     """The algorithm's kernels for a GPU; None where Triton is not installed, or knows no tuples yet."""
     try:
-        import triton
+        import triton.language  # as in_triton
     except ImportError:
         return None
     return in_triton("fourier_cuda") if [int(n) for n in triton.__version__.split(".")[:2]] >= [3, 4] else None

@@ -9,7 +9,8 @@ the halves are added up. Every 32 terms begin a new sum, since tensor cores cut 
 those of float32 arithmetic, and the time is half.
 
 In TF32 tensor cores cut off the bits that do not fit, of both factors, which makes every product too small. So the kernels that
-write patches and filters round them to the nearest before: the errors are 2.6 times smaller.
+write patches and filters round them to the nearest before. In a simulation of such products on a CPU the errors became 2.6 times
+smaller, in the one kernel of `gcnn.kernels.fused`, where only the filters are rounded, 1.6 times; not measured on a GPU.
 """
 
 from __future__ import annotations
@@ -119,12 +120,12 @@ def tables(group: Group, kernel_size: tuple[int, ...], device: torch.device) -> 
 
 
 def _products() -> Any:
-    """Whether cuBLAS's products are in TF32; as a word where torch's newer setting was used."""
-    try:
-        return bool(torch.backends.cuda.matmul.allow_tf32)
-    except RuntimeError:
-        newer: Any = torch.backends.cuda.matmul
-        return newer.fp32_precision
+    """The precision of cuBLAS's products: a word, or, in older versions of torch, whether it is TF32.
+
+    Torch's newer setting is the one to write where it exists: writing the older one changes what the newer ones say, for good.
+    """
+    matmul: Any = torch.backends.cuda.matmul
+    return matmul.fp32_precision if hasattr(matmul, "fp32_precision") else bool(matmul.allow_tf32)
 
 
 def _set_products(value: Any) -> None:
@@ -132,8 +133,10 @@ def _set_products(value: Any) -> None:
 
 
 def _wanted() -> Any:
-    tf32 = allows_tf32()
-    return tf32 if isinstance(_products(), bool) else "tf32" if tf32 else "ieee"
+    tf32, now = allows_tf32(), _products()
+    if tf32 == (now in (True, "tf32")):
+        return now  # it may also be "none", which is not TF32
+    return tf32 if isinstance(now, bool) else "tf32" if tf32 else "ieee"
 
 
 PRECISION = Setting(_products, _set_products, _wanted)  # products in TF32 where convolutions are

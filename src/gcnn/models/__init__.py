@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import fx, nn
 
 from gcnn.checks import unknown
@@ -16,7 +17,7 @@ from gcnn.models import planar
 from gcnn.models.allcnn import allcnn
 from gcnn.models.cnn import cnn
 from gcnn.models.resnet import pooled_resnet, resnet
-from gcnn.models.weights import load_into, read, save
+from gcnn.models.weights import load_into, read, save, shapes_of
 
 __all__ = ["EXAMPLES", "MODELS", "PRETRAINED", "build", "load", "load_into", "save"]
 
@@ -83,6 +84,9 @@ PRETRAINED = {"p4cnn": "p4cnn.safetensors", "z2cnn": "z2cnn.safetensors"}
 def build(name: str, pretrained: bool = False, **options: Any) -> nn.Module:
     """The network `name` of MODELS; `options` are its builder's: group, channels or widths, num_classes, in_channels ...
 
+    `widths` of the paper's networks and of our own are channels on the group; those of converted networks (resnet18,
+    convnext-tiny ...) are the ordinary network's, of which the converted one has about 1 / sqrt(S), for as many parameters.
+
     With `pretrained`, weights that come with the package, trained on the 12,000 rotated digits of `gcnn.data` to take
     (bytes - 33.29) / 73.90: P4CNN is wrong on 1.8 % of the 50,000 test digits, Z2CNN on 5.1 % of the first 10,000.
 
@@ -96,10 +100,19 @@ def build(name: str, pretrained: bool = False, **options: Any) -> nn.Module:
     if name not in MODELS:
         raise ValueError(unknown("model", name, MODELS))
     builder, defaults = MODELS[name]
+    dim = options.get("dim", len(EXAMPLES[name]) - 1)
     if isinstance(options.get("group"), str):
         if options["group"] not in GROUPS:
-            raise ValueError("build: " + unknown("group", options["group"], GROUPS))
+            raise ValueError("build: " + unknown("group", options["group"], (n for n, g in GROUPS.items() if g.dim == dim)))
         options["group"] = GROUPS[options["group"]]
+    if dim == 3 and isinstance(group := options.get("group"), Group) and group.dim < 3:
+        acts_on = ("signals", "images")[group.dim - 1]
+        raise ValueError(f"build({name!r}): {group} acts on {acts_on}; for volumes take O or Oh")
+    if "invariant" in options and "invariant" not in inspect.signature(builder).parameters:
+        others = ", ".join(n for n, (made_by, _) in MODELS.items() if "invariant" in inspect.signature(made_by).parameters)
+        why = "its result is an image, which turns as the input does" if name == "unet" else "its head is invariant as it is"
+        raise TypeError(f"build({name!r}): leave out invariant: {why}; it is an option of {others}")
+    _check_stages(name, options)
     for count in ("num_classes", "in_channels"):
         if count in options and not (isinstance(options[count], int) and options[count] > 0):
             raise ValueError(f"build({name!r}): {count} must be a positive whole number, got {options[count]!r}")
@@ -108,7 +121,7 @@ def build(name: str, pretrained: bool = False, **options: Any) -> nn.Module:
     except TypeError as error:
         raise TypeError(f"build({name!r}): {error}") from None
     named = {k: v.name if isinstance(v, Group) else v for k, v in options.items()}
-    origin = {"name": name, "options": named}
+    origin = {"name": name, "options": named, "shapes": shapes_of(made)}
     if isinstance(made, fx.GraphModule):
         made.meta["gcnn"] = origin  # copies of such modules keep this alone
     else:
@@ -122,6 +135,28 @@ def build(name: str, pretrained: bool = False, **options: Any) -> nn.Module:
             )
         load_into(made, Path(__file__).parent / PRETRAINED[name]).eval()
     return made
+
+
+def _check_stages(name: str, options: dict[str, Any]) -> None:
+    """Raises a ValueError unless sizes are whole numbers, one a stage where the network has so many."""
+    builder, defaults = MODELS[name]
+    maker = defaults.get("planar", builder)
+    usual = {p.name: p.default for p in inspect.signature(maker).parameters.values()} | defaults
+    for key in ("widths", "layers", "depths", "blocks"):
+        if key not in options or key not in usual:  # the builder says which options it has
+            continue
+        value, default = options[key], usual[key]
+        many, least = isinstance(default, tuple), int(key == "widths")
+        numbers = list(value) if many and isinstance(value, Sequence | np.ndarray) else [] if many else [value]
+        if not numbers or not all(isinstance(v, int | np.integer) and not isinstance(v, bool) and v >= least for v in numbers):
+            kind = f"{'positive ' * least}whole numbers, one a stage" if many else "a whole number"
+            raise ValueError(f"build({name!r}): {key} must be {kind}, such as {default}, got {value!r}")
+    stages = next((key for key in ("layers", "depths") if key in usual), None)
+    if stages is not None and "widths" in usual:
+        asked = f"{name} with {stages}={tuple(options[stages])}" if stages in options else name
+        count, widths = len(options.get(stages, usual[stages])), tuple(options.get("widths", usual["widths"]))
+        if count != len(widths):
+            raise ValueError(f"build({name!r}): {asked} has {count} stages, got {len(widths)} widths {widths}; give one a stage")
 
 
 def load(path: str | Path) -> nn.Module:

@@ -6,6 +6,7 @@ import math
 
 from torch import Tensor, nn
 
+from gcnn.checks import PLANE_NAMES
 from gcnn.groups import Group
 from gcnn.lattice import ROW, to_hexagonal
 from gcnn.nn import CosetPool, GBatchNorm, GConv, GMaxPool, LiftConv
@@ -54,7 +55,8 @@ def cnn(
     lattice resample the image first and end in a 5x5 layer.
     """
     if group.dim != 2:
-        raise ValueError(f"cnn: expected a plane group, such as p4 or p4m, got {group.name} of dimension {group.dim}")
+        meant = PLANE_NAMES.get(group.name.lower(), "p4 or p4m")
+        raise ValueError(f"cnn: expected a plane group, such as {meant}, got {group.name} of dimension {group.dim}")
     layers: list[nn.Module] = [] if group.fills_box else [ToHexagonal(HEXAGONAL_SIZE)]
     for i in range(7):
         k_in, k_out = (in_channels if i == 0 else channels), (num_classes if i == 6 else channels)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from gcnn.checks import PLANE_NAMES
 from gcnn.groups import Group
 from gcnn.models.allcnn import Downsample, check_downsample
 from gcnn.models.cnn import ToHexagonal
@@ -66,7 +67,8 @@ def resnet(
     """
     check_downsample(downsample)
     if group.dim != 2:
-        raise ValueError(f"resnet: expected a plane group, such as p4 or p4m, got {group.name} of dimension {group.dim}")
+        meant = PLANE_NAMES.get(group.name.lower(), "p4 or p4m")
+        raise ValueError(f"resnet: expected a plane group, such as {meant}, got {group.name} of dimension {group.dim}")
     if not (group.fills_box or hexagonal):
         raise ValueError(f'resnet: {group.name} acts on a hexagonal lattice; use hexagonal=True, or build("hex-resnet26")')
     if hexagonal and downsample == "pool":

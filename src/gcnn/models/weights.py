@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
+from gcnn.checks import unknown
 from gcnn.files import write_file
 from gcnn.groups import Group
 
@@ -27,6 +29,9 @@ def groups_of(model: nn.Module) -> list[Any]:
 
 def save(model: nn.Module, path: str | Path, overwrite: bool = False, **about: Any) -> None:
     """Writes the weights with the groups of the model, what `build` made it from if that is known, and `about`.
+
+    A network whose layers were changed after `build`, a new head for example, is not the one that `build` makes: `load_into`
+    reads it into one that was changed in the same way.
 
     >>> import tempfile
     >>> from gcnn.models import build, load
@@ -61,8 +66,16 @@ def digest(tensors: dict[str, Tensor]) -> str:
 
 
 def built_from(model: nn.Module) -> Any:
-    """What `build` made a network from: its name and options; None for others."""
-    return getattr(model, "meta", {}).get("gcnn") if isinstance(model, fx.GraphModule) else getattr(model, "built_from", None)
+    """What `build` made a network from: its name and options; None for others, and where the network was changed since."""
+    origin = getattr(model, "meta", {}).get("gcnn") if isinstance(model, fx.GraphModule) else getattr(model, "built_from", None)
+    if not origin or origin.get("shapes", shapes := shapes_of(model)) != shapes:
+        return None
+    return {"name": origin["name"], "options": origin["options"]}
+
+
+def shapes_of(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """The shape of each tensor of the state_dict."""
+    return {name: tuple(t.shape) for name, t in model.state_dict().items()}
 
 
 def read(path: str | Path, what: str = "weights") -> tuple[dict[str, Any], dict[str, Any]]:
@@ -87,15 +100,24 @@ def read(path: str | Path, what: str = "weights") -> tuple[dict[str, Any], dict[
             tensors = {name: file.get_tensor(name) for name in names}
         if meta.get("sha256", kept := digest(tensors)) != kept:
             raise ValueError("its numbers are not those that were written")
-        return tensors, meta
     except (SafetensorError, KeyError, ValueError) as error:
         raise ValueError(
             f"{path} holds no {what} of gcnn, or is truncated or damaged ({error}); take another copy, or write it again"
         ) from error
+    if what == "weights" and {"config", "history"} <= meta.keys():
+        own = Path(path).name == "last.safetensors"
+        folder = repr(str(Path(path).parent)) if own else "folder"
+        first = "" if own else "put it into a folder as last.safetensors, then "
+        raise ValueError(f"{path} is the checkpoint of a run: {first}gcnn.train.load_run({folder}).model is its network")
+    return tensors, meta
 
 
-def load_into(model: nn.Module, path: str | Path) -> nn.Module:
-    """The model with the weights of a file, which must be of the same groups and shapes; else the model is as it was."""
+def load_into(model: nn.Module, path: str | Path, skip: Sequence[str] = ()) -> nn.Module:
+    """The model with the weights of a file, which must be of the same groups and shapes; else the model is as it was.
+
+    Modules whose names are in `skip` keep the model's own numbers, whatever the file has: `skip=("fc",)` for a head with another
+    number of classes.
+    """
     if any(p.is_meta for p in model.parameters()):
         raise ValueError(
             "load_into: the network is on the meta device, which holds no numbers; use model.to_empty(device=...) first"
@@ -112,13 +134,23 @@ def load_into(model: nn.Module, path: str | Path) -> nn.Module:
             f"{path} holds weights of {words[0]}, the network is one of {words[1]}{more}; make the network for that "
             "group, or take other weights"
         )
-    expected = {k: tuple(v.shape) for k, v in model.state_dict().items()}
-    found = {k: tuple(v.shape) for k, v in tensors.items()}
-    if expected != found:
-        first = sorted(k for k in expected.keys() | found.keys() if expected.get(k) != found.get(k))[0]
+    expected, found = shapes_of(model), {k: tuple(v.shape) for k, v in tensors.items()}
+    names, skipped = expected.keys() | found.keys(), set[str]()
+    asked = (skip,) if isinstance(skip, str) else tuple(skip)
+    for module in asked:
+        inside = {name for name in names if f"{name}.".startswith(f"{module}.")}
+        if not inside:
+            raise ValueError("load_into: " + unknown("skip", module, dict.fromkeys(name.split(".")[0] for name in expected)))
+        skipped |= inside
+    if other := sorted(name for name in names - skipped if expected.get(name) != found.get(name)):
+        first, modules = other[0], sorted({name.rpartition(".")[0] or name for name in other})
+        if len(modules) <= 2:
+            way_out = f"load_into(model, path, skip={(*asked, *modules)}) takes the rest of the weights"
+        else:
+            way_out = "make the network with the options that the other was made with"
         raise ValueError(
             f"{path} does not fit the network: {first} is {found.get(first, 'missing')} there, "
-            f"{expected.get(first, 'missing')} here"
+            f"{expected.get(first, 'missing')} here; {way_out}"
         )
-    model.load_state_dict(tensors)
+    model.load_state_dict({name: t for name, t in tensors.items() if name not in skipped}, strict=False)  # looked at above
     return model

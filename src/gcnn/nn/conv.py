@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -146,7 +145,8 @@ class _Filters(GModule):
             before, wanted = copy.deepcopy(self.state_dict()), taps.flatten(2).to(self.weight)
             with suppress(NotImplementedError, RuntimeError):  # it cannot be set at all
                 self.weight = wanted
-            if not torch.allclose(self.weight, wanted, rtol=1e-3, atol=1e-5):
+            rounding = 16 * torch.finfo(wanted.dtype).eps * wanted.abs().amax()  # orthogonal matrices come back within 5 eps
+            if not torch.all((self.weight - wanted).abs() <= rounding):
                 self.load_state_dict(before)
                 raise ValueError(f"{self._label()}: the parametrization of its weight cannot hold these filters; remove it first")
         else:
@@ -154,6 +154,13 @@ class _Filters(GModule):
 
     def _label(self) -> str:
         return f"{type(self).__name__}({self.group}, {self.in_channels} -> {self.out_channels})"
+
+    def _check_dtype(self, x: Tensor) -> None:
+        own = self._parameters.get("weight")  # not one that is computed, and may be drawn at random
+        if own is not None and x.dtype != own.dtype and not (traced() or autocasts(x.device.type)):
+            raise ValueError(
+                f"{self._label()}: expected input of its own dtype {own.dtype}, got {x.dtype}; use x.to({own.dtype})"
+            )
 
     def _check_input(self, x: Tensor) -> None:
         group, k, cosets = self.group, self.in_channels, self.cosets
@@ -163,11 +170,7 @@ class _Filters(GModule):
                 raise ValueError(
                     f"{self._label()}: expected floating point numbers, got {x.dtype}; use x.float() / 255 for bytes"
                 )
-            own = self._parameters.get("weight")  # not one that is computed, and may be drawn at random
-            if own is not None and x.dtype != own.dtype and not (traced() or autocasts(x.device.type)):
-                raise ValueError(
-                    f"{self._label()}: expected input of its own dtype {own.dtype}, got {x.dtype}; use x.to({own.dtype})"
-                )
+            self._check_dtype(x)
             return
         remedy = f"its group {group} has dimension {group.dim}"
         if x.ndim == group.dim + len(expected):
@@ -260,27 +263,31 @@ class GConv(_Filters):
     def forward(self, x: Tensor) -> Tensor:
         """The G-map (N, K_out, S, *Y) of `x`."""
         self._check_input(x)
-        self._check_window(x, self.kernel_size, self.stride, self.padding, self.dilation)
-        padding: Sequence[int] = self.padding
-        if self.padding_mode != "zeros":
-            both = [p for p in reversed(padding) for _ in (0, 1)]
-            x = on_planes(self.group, x, lambda planes: F.pad(planes, both, mode=self.padding_mode))
-            padding = (0,) * self.group.dim
-        weight: Tensor = self.weight
-        return correlate(
-            self.group,
-            x,
-            weight,
-            self.bias,
-            self.kernel_size,
-            self.stride,
-            padding,
-            self.dilation,
-            self.groups,
-            self.stabilizer,
-            self._tables(weight),
-            self.algorithm,
-        )
+        if not self.group.fills_box:
+            self._check_window(x, self.kernel_size, self.stride, self.padding, self.dilation)
+        padded, padding, weight = x, self.padding, self.weight
+        try:
+            if self.padding_mode != "zeros":
+                both = [p for p in reversed(padding) for _ in (0, 1)]
+                padded = on_planes(self.group, x, lambda planes: F.pad(planes, both, mode=self.padding_mode))
+                padding = (0,) * self.group.dim
+            return correlate(
+                self.group,
+                padded,
+                weight,
+                self.bias,
+                self.kernel_size,
+                self.stride,
+                padding,
+                self.dilation,
+                self.groups,
+                self.stabilizer,
+                self._tables(weight),
+                self.algorithm,
+            )
+        except (RuntimeError, ValueError):
+            self._check_window(x, self.kernel_size, self.stride, self.padding, self.dilation)  # the likeliest reason
+            raise
 
 
 class LiftConv(GConv):
@@ -409,6 +416,7 @@ class GLinear(_Filters):
             )
         if not x.is_floating_point():
             raise ValueError(f"{self._label()}: expected floating point numbers, got {x.dtype}; use x.float()")
+        self._check_dtype(x)
         maps = x.reshape(-1, *x.shape[-2:], *(1,) * self.group.dim)  # (points, K_in, S, 1, ...)
         weight: Tensor = self.weight
         if choose(self.group, maps, weight, self.algorithm) == "fourier":

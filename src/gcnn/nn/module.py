@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +13,6 @@ from torch import Tensor, nn
 from gcnn.checks import Size, as_tuple, check_axes, shape_text
 from gcnn.groups import GROUPS, Group
 from gcnn.lattice import check_domain
-from gcnn.layout import traced
 
 Device = torch.device | str | None
 
@@ -20,6 +21,14 @@ class GModule(nn.Module):
     """A module of a group; `_shown` names the arguments that its repr prints."""
 
     _shown: tuple[str, ...] = ()
+
+    def __new__(cls, *args: Any, **options: Any) -> Any:
+        """The layer; a TypeError where the group was forgotten, for which Python would miss the last argument."""
+        forgotten = args and isinstance(args[0], int | tuple | list)
+        if forgotten and "group" in list(inspect.signature(cls.__init__).parameters)[1:2]:  # subclasses may take others
+            given = ", ".join([*map(repr, args), *(f"{name}={value!r}" for name, value in options.items())])
+            check_group(cls.__name__, args[0], f"; the group comes first: {cls.__name__}(p4m, {given})")
+        return super().__new__(cls)
 
     def __init__(self, group: Group) -> None:
         super().__init__()
@@ -53,16 +62,18 @@ class GModule(nn.Module):
     def _check_window(
         self, x: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...], padding: Sequence[int], dilation: tuple[int, ...]
     ) -> None:
-        """Raises a ValueError unless the window fits `x`, and on a hexagonal lattice `x` and the result fit that."""
-        if self.group.fills_box and traced():
-            return  # torch looks, and sizes may not be known
+        """Raises a ValueError unless the window fits `x`, and on a hexagonal lattice `x` and the result fit that.
+
+        It takes some microseconds, as much as a tenth of a small pool: on other lattices, where torch itself refuses windows
+        that do not fit, layers call it once something was refused.
+        """
         size = x.shape[-self.group.dim :]
         for n, k, p, d in zip(size, kernel, padding, dilation, strict=True):
             if n + 2 * p <= d * (k - 1):
                 raise ValueError(
                     f"{self._label()}: a window of {kernel} cells does not fit a map of {tuple(size)} with padding "
                     f"{tuple(padding)} and dilation {dilation}; give larger images, or pad more"
-                )
+                ) from None
         if not self.group.fills_box:
             check_domain(self._label(), self.group, size)
             out = [
@@ -81,11 +92,13 @@ def naming(label: str) -> Iterator[None]:
         raise ValueError(f"{label}: {error}") from None
 
 
-def check_group(layer: str, group: Group) -> None:
+def check_group(layer: str, group: Any, way_out: str = "") -> None:
     """Raises a TypeError unless `group` is a Group."""
     if not isinstance(group, Group):
         named = next((name for name in GROUPS if name.lower() == str(group).lower()), "p4m")
-        raise TypeError(f"{layer}: expected a Group as the first argument, such as gcnn.GROUPS[{named!r}], got {group!r}")
+        raise TypeError(
+            f"{layer}: expected a Group as the first argument, such as gcnn.GROUPS[{named!r}], got {group!r}{way_out}"
+        )
 
 
 def checked_axes(group: Group, what: str, value: Size, least: int = 0) -> tuple[int, ...]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -33,6 +34,17 @@ class _Window(GModule):
                 raise ValueError(f"padding (={self.padding}) must be at most half of kernel_size (={self.kernel_size})")
             self._taps = None if group.fills_box else pooling.window_taps(group, self.kernel_size)
 
+    def _pool(self, x: Tensor, pool: Callable[..., Tensor], option: Any) -> Tensor:
+        """The result of `pool`, of whose arguments one is its own; errors name the layer."""
+        self._check_map(x)
+        if not self.group.fills_box:
+            self._check_window(x, self.kernel_size, self.stride, self.padding, self.dilation)
+        try:
+            return pool(self.group, x, self.kernel_size, self.stride, self.padding, option, self._taps)
+        except (RuntimeError, ValueError):
+            self._check_window(x, self.kernel_size, self.stride, self.padding, self.dilation)  # the likeliest reason
+            raise
+
 
 class GMaxPool(_Window):
     """Max pooling over space of G-maps, maps over cosets and images, with the arguments of nn.MaxPool2d.
@@ -59,9 +71,7 @@ class GMaxPool(_Window):
 
     def forward(self, x: Tensor) -> Tensor:
         """The maxima of `x` over windows."""
-        self._check_map(x)
-        self._check_window(x, self.kernel_size, self.stride, self.padding, self.dilation)
-        return pooling.max_pool(self.group, x, self.kernel_size, self.stride, self.padding, self.dilation, self._taps)
+        return self._pool(x, pooling.max_pool, self.dilation)
 
 
 class GAvgPool(_Window):
@@ -89,9 +99,7 @@ class GAvgPool(_Window):
 
     def forward(self, x: Tensor) -> Tensor:
         """The means of `x` over windows."""
-        self._check_map(x)
-        self._check_window(x, self.kernel_size, self.stride, self.padding, self.dilation)
-        return pooling.avg_pool(self.group, x, self.kernel_size, self.stride, self.padding, self.count_include_pad, self._taps)
+        return self._pool(x, pooling.avg_pool, self.count_include_pad)
 
 
 class GAdaptiveAvgPool(GModule):
