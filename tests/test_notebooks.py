@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -48,6 +49,15 @@ def test_notebooks_run(path: Path, docs: ModuleType) -> None:
     for cell in code:
         if docs.results(cell)[1]:
             assert len(cell.metadata.get("alt", "")) > 20, "say in the cell's metadata what the figure shows: alt"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_the_notebook_on_converting_keeps_pictures_in_the_centre(docs: ModuleType) -> None:
+    notebook = docs.executed(ROOT / "notebooks/converting_a_resnet.ipynb")
+    text = "\n".join(docs.results(cell)[0] for cell in notebook.cells if cell.cell_type == "code")
+    changes = dict(re.findall(r"(\w+): turning the digits changes the answers by (\S+)", text))
+    assert float(changes["resized"]) < 1e-6 < 1e-4 < float(changes["padded"])
+    assert "input sizes at which every stride is exact: 21 25 29 33" in text
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")

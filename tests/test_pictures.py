@@ -214,9 +214,9 @@ def test_folders_and_files_that_predict_cannot_take(tissue: Path, tmp_path: Path
 def test_images_of_other_numbers_train(dtype: torch.dtype) -> None:
     whole = digits()
     parts = [Split((split.images[:40].to(torch.int32) * 16).to(dtype), split.labels[:40]) for split in (whole.train, whole.test)]
-    assert train(TINY, progress=False, data=Dataset("mine", *parts, whole.classes)).history
+    assert train(TINY, progress=False, data=Dataset("mine", parts[0], parts[1], whole.classes)).history
     dim = [Split(parts[0].images.float() / 400, parts[0].labels), Split(parts[1].images.float() / 1700 - 0.008, parts[1].labels)]
-    assert train(TINY, progress=False, data=Dataset("mine", *dim, whole.classes)).history  # a little below zero
+    assert train(TINY, progress=False, data=Dataset("mine", dim[0], dim[1], whole.classes)).history  # a little below zero
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows")

@@ -26,7 +26,7 @@ from gcnn.nn import (
     LiftConv,
     Restrict,
 )
-from gcnn.testing import assert_equivariant, equivariance_error, explain
+from gcnn.testing import assert_equivariant, equivariance_error, exact_sizes, explain
 
 
 class Planar(nn.Module):
@@ -96,10 +96,20 @@ PLANTED: dict[str, tuple[Any, str, str, str]] = {
         lambda: GConv(p4m, 4, 4, 3, stride=2, padding=1),
         "3",
         r"stride 2 does not divide 12 \+ 2\*1 - 3 = 11: the windows leave 1 over at one side",
-        r"make the size here 11 or 13, or use stride 1 and then GAvgPool or GMaxPool\(p4m, 2\)",
+        r"make the input a size at which every stride is exact, or use stride 1 and then GAvgPool or GMaxPool\(p4m, 2\), which",
     ),
-    "pool": (lambda: GMaxPool(p4m, 3, 2), "3", r"stride 2 does not divide 12", "make the size here 11 or 13"),
-    "torch's pool": (lambda: Planar(nn.MaxPool2d(3, 2), p4m), "3.inner", r"stride 2 does not divide 12", "make the size"),
+    "pool": (
+        lambda: GMaxPool(p4m, 3, 2),
+        "3",
+        r"stride 2 does not divide 12",
+        "^make the input a size at which every stride is exact, or use kernel_size 2 without padding, which is exact",
+    ),
+    "torch's pool": (
+        lambda: Planar(nn.MaxPool2d(5), p4m),
+        "3.inner",
+        r"stride 5 does not divide 12",
+        "^make the input a size at which every stride is exact$",
+    ),
     "norm": (
         lambda: Planar(nn.BatchNorm2d(32), p4m),  # fresh: its faults do not show before training
         "3.inner",
@@ -343,11 +353,134 @@ def test_useless_inputs_are_refused() -> None:
         with pytest.raises(ValueError, match="x holds NaN or infinite values"):
             call(torch.full((1, 1, 9, 9), float("nan")))
     with pytest.raises(
-        TypeError, match=r"equivariance_error\(module, group, x\): expected a Group and a tensor x, got Tensor and Group"
+        TypeError, match=r"equivariance_error\(module, group, x\): expected a Group and a tensor x, got str and Tensor"
     ):
-        equivariance_error(nn.ReLU(), torch.rand(1, 1, 9, 9), p4)  # type: ignore[arg-type]
+        equivariance_error(nn.ReLU(), "p4", torch.rand(1, 1, 9, 9))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"explain\(model, x, group\): expected a Group and a tensor x"):
-        explain(nn.ReLU(), p4, torch.rand(1, 1, 9, 9))  # type: ignore[arg-type]
+        explain(nn.ReLU(), p4, p4)  # type: ignore[arg-type]
+    with pytest.raises(
+        TypeError, match=r"exact_sizes\(model, x, group\): expected a Group and a tensor x, .* got p4 and \(9, 9\)"
+    ):
+        exact_sizes(nn.ReLU(), torch.rand(9, 9), p4)
+    with pytest.raises(TypeError, match=r"exact_sizes: expected an nn.Module, got function"):
+        exact_sizes(lambda t: t, torch.rand(1, 1, 9, 9), p4)  # type: ignore[arg-type]
+
+
+def test_group_and_input_are_taken_in_either_order() -> None:
+    model: Any = net(GConv(p4m, 4, 4, 3, stride=2, padding=1))
+    x: Any = torch.rand(1, 1, 12, 12)
+    group: Any = p4m
+    assert equivariance_error(model, x, group) == equivariance_error(model, group, x)
+    assert explain(model, group, x) == explain(model, x, group)
+    assert exact_sizes(model, group, x) == exact_sizes(model, x, group)
+    with pytest.raises(AssertionError, match="Sequential is not equivariant to p4m"):
+        assert_equivariant(model, x, group)
+
+
+class Strides(nn.Module):
+    """A small residual network as they are, of three strides in two kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lift, self.pool = LiftConv(p4m, 1, 2, 7, stride=2, padding=3), GMaxPool(p4m, 3, 2, 1)
+        self.conv, self.short = GConv(p4m, 2, 2, 3, stride=2, padding=1), GConv(p4m, 2, 2, 1, stride=2)
+        self.head = CosetPool(p4m)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.pool(self.lift(x).relu())
+        y: Tensor = self.head(self.conv(x) + self.short(x))
+        return y.mean((2, 3))
+
+
+def test_exact_sizes_are_those_at_which_the_network_is_exact() -> None:
+    model = Strides()
+    found = exact_sizes(model, torch.rand(1, 1, 32, 32), p4m)
+    assert found == [n for n in range(24, 49) if equivariance_error(model.eval(), p4m, torch.rand(1, 1, n, n)) < 1e-5]
+    assert found == [25, 33, 41]
+    assert all(p.device.type == "cpu" for p in model.parameters())
+    assert not any(m._forward_pre_hooks for m in model.modules())
+
+
+def test_explain_says_at_which_input_sizes_every_stride_is_exact() -> None:
+    found = explain(Strides(), torch.rand(1, 1, 32, 32), p4m)
+    assert found.sizes == (25, 33, 41)
+    assert str(found).splitlines()[-1] == "input sizes at which every stride is exact: 25, 33, 41"
+    assert "make the size here" not in str(found)
+    sound = explain(Strides(), torch.rand(1, 1, 33, 33), p4m)
+    assert (sound.exact, sound.sizes) == (True, ())
+    assert explain(net(Planar(nn.BatchNorm2d(32), p4m)), torch.rand(2, 1, 9, 9), p4m).sizes == ()  # that is no matter of size
+
+
+def test_where_no_size_fits_the_advice_is_about_the_layer() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.three, self.two = LiftConv(p4m, 1, 2, 3, stride=2), LiftConv(p4m, 1, 2, 2, stride=2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.three(x).amax((2, 3, 4)) + self.two(x).amax((2, 3, 4))
+            return y
+
+    found = explain(Odd(), torch.rand(1, 1, 12, 12), p4m)
+    assert found.sizes == ()  # one takes odd sizes, the other even ones
+    assert found.first is not None
+    assert found.first.remedy.startswith("make the size here 11 or 13, or use stride 1 and then")
+    assert "input sizes" not in str(found)
+    hexagons = nn.Sequential(LiftConv(p6m, 1, 2, 3), GMaxPool(p6m, 3, 4))
+    found = explain(hexagons, torch.rand(1, 1, 15, 15), p6m)
+    assert found.first is not None
+    assert "kernel_size" not in found.first.remedy  # even windows have no centre there
+
+
+@pytest.mark.parametrize(
+    ("layer", "way"),
+    [
+        (nn.MaxPool2d(2), r"use GMaxPool\(p4, ...\) on it, or CosetPool\(p4\) first"),
+        (nn.AvgPool2d(2), r"use GAvgPool\(p4, ...\) on it, or CosetPool\(p4\) first"),
+        (nn.AdaptiveAvgPool2d(2), r"use GAdaptiveAvgPool\(p4, ...\) on it"),
+        (nn.Conv2d(2, 2, 3), r"use GConv\(p4, ...\) on it, or CosetPool\(p4\) first, which makes an image of it"),
+        (nn.ConvTranspose2d(2, 2, 3), r"use GConvTranspose\(p4, ...\) on it"),
+        (nn.BatchNorm2d(2), r"use GBatchNorm\(p4, ...\) on it$"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
+)
+def test_planar_layers_on_maps_are_named_with_the_way_out(layer: nn.Module, way: str) -> None:
+    name = type(layer).__name__
+    fails = rf"explain: the model fails in 1 \({name}\) on \(1, 2, 4, 7, 7\): .*; this is a map \(N, K, 4, ...\): {way}"
+    with pytest.raises(ValueError, match=fails):
+        explain(nn.Sequential(LiftConv(p4, 1, 2, 3), layer), torch.rand(1, 1, 9, 9), p4)
+
+
+def test_other_failures_are_named_too() -> None:
+    model = nn.Sequential(LiftConv(p4, 1, 2, 3), CosetPool(p4), nn.Flatten(), nn.Linear(5, 3))
+    with pytest.raises(RuntimeError, match=r"the model fails in 3 \(Linear\) on \(1, 98\): .*cannot be multiplied"):
+        explain(model, torch.rand(1, 1, 9, 9), p4)
+
+
+def test_layers_are_compared_under_generators_and_the_network_under_all_elements() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls = 0
+
+        def __deepcopy__(self, memo: Any) -> Counting:
+            return self  # so that it is counted here
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return x
+
+    counting = Counting()
+    assert explain(nn.Sequential(counting, *net()), torch.rand(2, 1, 9, 9), p4m).exact
+    assert counting.calls == 1 + 1 + 2  # x, all turned at once, a turn and a mirror; not 1 + 7 + 7
+
+    class Corner(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * x if x[0, 0, 0, 0] > x[0, 0, -1, -1] else x
+
+    x = torch.arange(25.0).reshape(1, 1, 5, 5)  # of the turns only that by 180 degrees brings a larger number to the corner
+    found = explain(nn.Sequential(Corner(), LiftConv(p4, 1, 2, 3)), x, p4)
+    assert [row.name for row in found.rows if row.why] == ["0"]
 
 
 def test_functions_of_the_group_alone_can_be_tested() -> None:
@@ -410,7 +543,7 @@ def test_what_cannot_be_examined_says_why() -> None:
             return self.relu(y) if y[..., 0, 0].sum() > y[..., -1, -1].sum() else y
 
     with pytest.raises(ValueError, match="the model calls other layers for L_h x than for x"):
-        explain(Fickle(), torch.arange(25.0).reshape(1, 1, 5, 5), p4)
+        explain(Fickle(), torch.arange(25.0).reshape(1, 1, 5, 5).mT, p4)
     pruned = nn.Sequential(LiftConv(p4, 1, 2, 3))
     prune.l1_unstructured(pruned[0], "weight", amount=0.5)
     pruned(torch.rand(1, 1, 9, 9))

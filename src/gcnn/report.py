@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import html
 import io
 from collections.abc import Sequence
@@ -10,13 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from gcnn import plot
-from gcnn.data import Dataset, load
+from gcnn.config import Config
+from gcnn.data import Dataset, Split, load
 from gcnn.files import write_file
+from gcnn.functional import act
 from gcnn.groups import GROUPS, p4
 from gcnn.nn import LiftConv
-from gcnn.runs import Run, alike, error_by_angle, group_of, load_run, names_the_root
+from gcnn.runs import Run, alike, error_by_angle, group_of, load_run, names_the_root, on_lattice
 from gcnn.testing import equivariance_error
 
 __all__ = ["report"]
@@ -34,6 +38,7 @@ figcaption { opacity: .8; }
 """
 
 
+ANGLES = 24  # of a full turn
 MARK = '<meta name="generator" content="gcnn">'  # by which a later report knows what it may replace
 
 
@@ -68,7 +73,7 @@ def report(
     first = next(iter(runs.values()))
     if data is None:
         with names_the_root():
-            data = load(first.config.data, root or first.config.data_root or None)
+            data = load(first.config.data, root or first.config.data_root or None, first.config.size)
     for name, run in runs.items():
         try:
             run.check_data(data)
@@ -88,22 +93,15 @@ def report(
     data, kind = first.held_out(data), "validation" if first.config.validation else "test"
     parts = [
         _table(runs, data, kind),
+        _facts(runs, data, kind),
         _figure(_curves(runs, kind), f"Training loss and {kind} error by epoch."),
-        *(
-            [
-                _figure(
-                    _angles(runs, data, kind, images, progress),
-                    f"{kind.title()} error of the first {min(images, len(data.test))} {kind} images, turned by every angle.",
-                )
-            ]
-            if data.test.images.ndim == 4
-            else []
-        ),
+        *([_angles(runs, data.test[:images], kind, progress)] if data.test.images.ndim == 4 else []),
         *(_figure(_confusion(name, run), f"Confusion matrix of {name}: rows are true classes.") for name, run in runs.items()),
+        _recalls(runs, kind),
     ]
     group = group_of(first.model)
     if group.dim == 2 and group.order > 1:
-        parts += _on_the_group(first, data)
+        parts += _on_the_group(first, data, kind)
     title = "Report: " + ", ".join(runs)
     page = (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">{MARK}'
@@ -116,19 +114,52 @@ def report(
 
 def _table(runs: dict[str, Run], data: Dataset, kind: str) -> str:
     head = ("run", "network", "group", "parameters", "epochs", f"{kind} error", "change under its group", "under quarter turns")
-    x = data.test.images[:16].float()
-    quarters = p4 if x.ndim == 4 else GROUPS["C4"]  # of volumes, about their first axis
+    some = data.test[:16]
+    quarters = p4 if some.images.ndim == 4 else GROUPS["C4"]  # of volumes, about their first axis
     rows = []
     for name, run in runs.items():
         group = group_of(run.model)
-        x = x.to(next(run.model.parameters()).device)
+        x = _seen(run, some)
         own = f"{equivariance_error(run.model, group, x):.1e}" if group.fills_box and group.order > 1 else "-"
-        weights = sum(p.numel() for p in run.model.parameters())
         last = run.tested
-        cells = (name, run.config.model, group.name, f"{weights:,}", last["epoch"], f"{last['test_error']:.2f} %", own)
+        epochs = f"{last['epoch']} of {len(run.history)}" if run.kept else last["epoch"]
+        cells = (name, run.config.model, group.name, f"{_count(run):,}", epochs, f"{last['test_error']:.2f} %", own)
         rows.append((*cells, f"{equivariance_error(run.model, quarters, x):.1e}"))
+    return _rows(head, rows) + (
+        "<p>Change: the largest change of the scores when an image is turned or mirrored, relative to the largest score, over "
+        f"the first {len(some)} {kind} images. About 1e-6 is rounding.</p>"
+    )
+
+
+def _seen(run: Run, split: Split) -> Tensor:
+    """The images of the split as the network gets them in its test."""
+    inputs = run.inputs(split, next(run.model.parameters()).device)
+    return inputs(torch.arange(len(split), device=inputs.labels.device))[0]
+
+
+def _count(run: Run) -> int:
+    return sum(p.numel() for p in run.model.parameters())
+
+
+def _rows(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     lines = "".join("<tr>" + "".join(f"<td>{html.escape(str(c))}</td>" for c in row) + "</tr>" for row in rows)
-    return f'<div class="scroll"><table><tr>{"".join(f"<th>{h}</th>" for h in head)}</tr>{lines}</table></div>'
+    names = "".join(f"<th>{html.escape(h)}</th>" for h in head)
+    return f'<div class="scroll"><table><tr>{names}</tr>{lines}</table></div>'
+
+
+def _facts(runs: dict[str, Run], data: Dataset, kind: str) -> str:
+    """What the runs were trained on, and with which settings, as a list."""
+    sides = " x ".join(str(n) for n in data.test.images.shape[1:])
+    source, counts = next(iter(runs.values())).data, f"{len(data.train):,} training images and {len(data.test):,} {kind} images"
+    facts = [f"Data set: {source}, {counts} of {sides}, {len(data.classes)} classes."]
+    for name, run in runs.items():
+        # where the data lay and what it ran on say nothing about the network
+        shown = [f for f in dataclasses.fields(Config) if f.name not in ("data", "data_root", "device")]
+        other = [f"{f.name} {getattr(run.config, f.name)}" for f in shown if getattr(run.config, f.name) != f.default]
+        facts.append(f"{name}: {_count(run):,} parameters; settings other than the defaults: {', '.join(other) or 'none'}.")
+        if run.kept:
+            facts[-1] += f" Its weights are those of epoch {run.kept['epoch']}, which had the lowest loss on the held-out images."
+    return "<ul>" + "".join(f"<li>{html.escape(fact)}</li>" for fact in facts) + "</ul>"
 
 
 def _figure(drawn: Any, caption: str) -> str:
@@ -151,23 +182,51 @@ def _curves(runs: dict[str, Run], kind: str) -> Any:
     return drawn
 
 
-def _angles(runs: dict[str, Run], data: Dataset, kind: str, images: int, progress: bool) -> Any:
+def _angles(runs: dict[str, Run], split: Split, kind: str, progress: bool) -> str:
     drawn, (ax,) = plot.figure(1, height=4, width=9)
+    ground = _ground(split.images)
     for name, run in runs.items():
-        device = next(run.model.parameters()).device
-        found = error_by_angle(run.model, run.inputs(data.test[:images], device), progress=progress)
-        angles, errors = zip(*found, strict=True)
+        fill = run.mean if ground is None else ground
+        shown = _in_disc(split.images.float(), fill) if ground is None else split.images.float()
+        # error_by_angle fills with zeros: with all numbers moved so that the fill is zero, the network sees the same as ever
+        moved = dataclasses.replace(run, mean=run.mean - fill).inputs(
+            Split(shown - fill, split.labels), next(run.model.parameters()).device
+        )
+        angles, errors = zip(*error_by_angle(run.model, moved, ANGLES, progress), strict=True)
         ax.plot([*angles, 360], [*errors, errors[0]], marker=".", label=name)
     ax.set(xlabel="turned by (degrees)", ylabel=f"{kind} error (%)", xticks=range(0, 361, 45), ylim=(0, None))
     ax.legend()
-    return drawn
+    words = f"{kind.title()} error of the first {len(split)} {kind} images, turned in steps of {360 / ANGLES:g} degrees. "
+    words += (
+        "At every angle, 0 included, the network sees only the disc that fits into the image, with the mean value around it: a "
+        "turn leaves the corners empty, and empty corners alone can change an answer. So the error at 0 degrees may not be that "
+        "of the table."
+        if ground is None
+        else f"Corners that a turn leaves empty get the value of the images' border, {ground:g}."
+    )
+    return _figure(drawn, words)
+
+
+def _ground(images: Tensor) -> float | None:
+    """The value that nearly all pixels at the borders of the images have, None if there is none."""
+    x = images.float()
+    border = torch.cat([x[..., 0, :], x[..., -1, :], x[..., 0], x[..., -1]], -1).flatten()
+    value = border.median()
+    return float(value) if ((border - value).abs() <= 0.1 * x.std()).float().mean() >= 0.9 else None
+
+
+def _in_disc(x: Tensor, fill: float) -> Tensor:
+    """Images (N, C, H, W) with `fill` outside the largest disc about their centre."""
+    rows, columns = (torch.arange(n, device=x.device) - (n - 1) / 2 for n in x.shape[-2:])
+    outside = rows[:, None].square() + columns.square() > (min(x.shape[-2:]) / 2) ** 2  # (H, W)
+    return x.masked_fill(outside, fill)
 
 
 def _confusion(name: str, run: Run) -> Any:
     table = torch.tensor(run.tested["confusion"])
     drawn, (ax,) = plot.figure(1, height=5)
     shown = (table.double() / table.sum(1, keepdim=True).clamp(min=1)).fill_diagonal_(0)  # what goes wrong, in colour
-    ax.imshow(shown.numpy(), cmap="Reds")
+    ax.imshow(shown.numpy(), cmap="Reds", vmin=0, vmax=float(shown.max()) or 1.0)  # no errors: white, not the middle of the scale
     for i, row in enumerate(table.tolist()):
         for j, count in enumerate(row):
             if count:
@@ -179,8 +238,21 @@ def _confusion(name: str, run: Run) -> Any:
     return drawn
 
 
-def _on_the_group(run: Run, data: Dataset) -> list[str]:
-    """Filters of the first layer, and a feature map of a digit beside that of the digit turned."""
+def _recalls(runs: dict[str, Run], kind: str) -> str:
+    """A table with one row per class: the share of its images that each run finds, and the mean of these shares."""
+    tables = [torch.tensor(run.tested["confusion"]).double() for run in runs.values()]
+    counts = tables[0].sum(1)
+    shares = torch.stack([100 * t.diagonal() / t.sum(1) for t in tables], 1)  # (classes, runs), NaN where there are no images
+    cells = [["-" if share.isnan() else f"{share:.2f} %" for share in row] for row in shares]
+    classes = next(iter(runs.values())).classes
+    rows = [(name, int(n), *row) for name, n, row in zip(classes, counts, cells, strict=True)]
+    rows.append(("mean of the recalls (balanced accuracy)", int(counts.sum()), *(f"{mean:.2f} %" for mean in shares.nanmean(0))))
+    head = ("class", f"{kind} images", *(f"recall of {name}" for name in runs))
+    return f"{_rows(head, rows)}<p>Recall: the share of the images of a class that the network recognises.</p>"
+
+
+def _on_the_group(run: Run, data: Dataset, kind: str) -> list[str]:
+    """Filters of the first layer, and a feature map of an image beside that of the image under element 1."""
     group = group_of(run.model)
     lift = next(m for m in run.model.modules() if isinstance(m, LiftConv))
     filters = lift.filters()[:, :, 0, 0]  # (K_out, S, n, n)
@@ -188,14 +260,33 @@ def _on_the_group(run: Run, data: Dataset) -> list[str]:
     drawn, panels = plot.figure(len(strongest), height=4)
     for ax, k in zip(panels, strongest, strict=True):
         plot.feature_map(group, filters[k], ax, f"filter {k}")
-    found = [_figure(drawn, f"Filters of the first layer under every element of {group.name}.")]
-    with torch.no_grad():
-        x = (data.test.images[:1].float() - run.mean) / run.std
-        seen: list[torch.Tensor] = []
-        hook = lift.register_forward_hook(lambda _, __, y: seen.append(y))
-        run.model(x.to(lift.weight.device))
+    words = f"Filters of the first layer under every element of {group.name}"
+    if lift.in_channels > 1:
+        words += f"; of the {lift.in_channels} channels of the image only those for the first, which is red in RGB images"
+    words += "."
+    found = [_figure(drawn, words)]
+    model, x = on_lattice(run.model, _seen(run, data.test[:1]))
+    upright, moved = (_answer_of(lift, model, image) for image in (x, act(group, 1, x)))  # (K, S, H, W)
+    k = int(upright.sum((1, 2, 3)).argmax())
+    drawn, (left, right) = plot.figure(2)
+    turned, way = ("mirrored", "blue line") if "m" in plot.names(group)[1] else ("turned", "red arrow")
+    plot.feature_map(group, upright[k], left, f"of the first {kind} image")
+    plot.feature_map(group, moved[k], right, f"of the {turned} image")
+    words = (
+        f"A feature map of the first layer on {group.name}: on the left of the first {kind} image, on the right of that image "
+        f"{turned} by element 1. Where the layer is equivariant, each patch on the right is one of the left, {turned} and moved "
+        f"along its {way}."
+    )
+    return [*found, _figure(drawn, words)]
+
+
+@torch.no_grad()
+def _answer_of(layer: nn.Module, model: nn.Module, x: Tensor) -> Tensor:
+    """What the layer returns while the model runs on `x`, one image, after a ReLU."""
+    seen: list[Tensor] = []
+    hook = layer.register_forward_hook(lambda _, __, y: seen.append(y))
+    try:
+        model(x)
+    finally:
         hook.remove()
-        maps = seen[0].relu()[0]
-    k = int(maps.sum((1, 2, 3)).argmax())
-    words = f"A feature map of the first test image on {group.name}, and the same under element 1: what the turned image gives."
-    return [*found, _figure(plot.action(group, maps[k], 1), words)]
+    return seen[0].relu()[0]

@@ -1,14 +1,16 @@
 """Is my network equivariant, and if not, where is it lost? For users' own modules as for the layers of `gcnn.nn`.
 
 `equivariance_error` and `assert_equivariant` compare module(L_h x) with L_h module(x) over all elements h of the group;
-`explain` does so for every layer of a network by itself, names the first that fails, why, and what to do.
+`explain` does so for every layer of a network by itself, names the first that fails, why, and what to do; `exact_sizes` finds
+the sizes of the input at which the strides of a network are exact.
 """
 
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,9 +20,9 @@ from torch import Tensor, nn
 from gcnn.functional import act
 from gcnn.groups import Group, Subgroup
 from gcnn.lattice import mask_outside
-from gcnn.nn import GConvTranspose
+from gcnn.nn import GAvgPool, GConvTranspose, GMaxPool
 
-__all__ = ["Explanation", "Row", "assert_equivariant", "equivariance_error", "explain"]
+__all__ = ["Explanation", "Row", "assert_equivariant", "equivariance_error", "exact_sizes", "explain"]
 
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
@@ -48,7 +50,7 @@ def equivariance_error(
     >>> equivariance_error(torch.nn.Conv2d(1, 2, 3), p4, torch.rand(1, 1, 9, 9)) > 1e-2
     True
     """
-    return _worst("equivariance_error", module, group, x, stabilizer, out_stabilizer)[0]
+    return _worst("equivariance_error", module, *_in_order(group, x), stabilizer, out_stabilizer)[0]
 
 
 def assert_equivariant(
@@ -64,6 +66,7 @@ def assert_equivariant(
     >>> from gcnn import p4
     >>> assert_equivariant(torch.nn.ReLU(), p4, torch.randn(1, 1, 4, 9, 9))
     """
+    group, x = _in_order(group, x)
     error, h, size = _worst("assert_equivariant", module, group, x, stabilizer, out_stabilizer)
     tolerance = TOLERANCES.get(x.dtype, 1e-5) if tolerance is None else tolerance
     name = type(module).__name__ if isinstance(module, nn.Module) else getattr(module, "__name__", repr(module))
@@ -96,6 +99,11 @@ def _worst(
             if _larger(worst, error) is error:
                 worst, where = error, h
     return worst, where, size
+
+
+def _in_order(group: Any, x: Any) -> tuple[Any, Any]:
+    """Group and input, in whichever order they came: two functions here take them in one order, two in the other."""
+    return (x, group) if isinstance(group, Tensor) and isinstance(x, Group) else (group, x)
 
 
 def _copied(module: Any) -> Any:
@@ -158,8 +166,8 @@ def _distance(group: Group, moved: Tensor, turned: Tensor, size: float) -> float
 class Row:
     """One call of one layer: its own equivariance error, and where that is too large, why and what to do.
 
-    >>> Row("conv1", "GConv", 0.5, "stride 2 does not divide 29", "make the size here 29")
-    Row(name='conv1', layer='GConv', error=0.5, why='stride 2 does not divide 29', remedy='make the size here 29')
+    >>> Row("conv1", "GConv", 0.5, "stride 2 does not divide 29", "resize the input")
+    Row(name='conv1', layer='GConv', error=0.5, why='stride 2 does not divide 29', remedy='resize the input')
     """
 
     name: str
@@ -173,17 +181,22 @@ class Row:
 class Explanation:
     """What `explain` found: `rows` in the order of the calls, the `error` of the whole network. Printed, it is a table.
 
+    Where a stride does not fit, `sizes` are the nearest sizes of the input at which all of them do, as of `exact_sizes`.
+
     >>> from gcnn import p4
     >>> from gcnn.nn import LiftConv
     >>> found = explain(LiftConv(p4, 1, 2, 3, stride=2), torch.rand(1, 1, 8, 8), p4)
     >>> found.exact, found.first.why
     (False, 'stride 2 does not divide 8 + 2*0 - 3 = 5: the windows leave 1 over at one side')
+    >>> found.sizes
+    (7, 9, 11)
     """
 
     group: Group
     error: float
     tolerance: float
     rows: tuple[Row, ...] = field(repr=False)
+    sizes: tuple[int, ...] = ()
 
     @property
     def first(self) -> Row | None:
@@ -207,14 +220,17 @@ class Explanation:
             lines.append(f"not equivariant to {self.group}: the error of the whole network is {self.error:.1e}")
             lines.append(f"first broken by {self.first.name}: {self.first.why}")
             lines.append(f"what to do: {self.first.remedy}")
+            if self.sizes:
+                lines.append(f"input sizes at which every stride is exact: {', '.join(map(str, self.sizes))}")
         return "\n".join(lines)
 
 
 def explain(model: nn.Module, x: Tensor, group: Group) -> Explanation:
     """Which layer of `model` breaks equivariance on the input `x`, why, and what to do.
 
-    Every layer gets exactly transformed inputs, so that each row shows the layer's own error. Code between layers (a call
-    of F.pad, a sum with something) has a row of its own where it fails. Equivariance must hold for all values of the
+    Every layer gets exactly transformed inputs, so that each row shows the layer's own error, over the generators of the group:
+    what commutes with those commutes with all elements. Code between layers (a call of F.pad, a sum with something) has a row of
+    its own where it fails. The whole network is compared over all elements. Equivariance must hold for all values of the
     parameters, and some faults hide at initialisation: so a copy of the model is examined, in eval mode and double precision,
     its parameters and running statistics shaken a little. The model itself is not touched.
 
@@ -228,10 +244,10 @@ def explain(model: nn.Module, x: Tensor, group: Group) -> Explanation:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"explain: expected an nn.Module, got {type(model).__name__}")
+    group, x = _in_order(group, x)
     x = _checked_input("explain(model, x, group)", group, x)
     model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
-    stance: Any = getattr(torch.compiler, "set_stance", None)  # torch >= 2.6: compiled parts run as they are written
-    with torch.no_grad(), stance("force_eager") if stance else nullcontext():
+    with torch.no_grad(), _as_written():
         model = _shaken(_copied(model).eval())
         try:  # in double precision rounding and faults are worlds apart
             probe = _Probe(model.double(), group, 1e-9)
@@ -240,16 +256,118 @@ def explain(model: nn.Module, x: Tensor, group: Group) -> Explanation:
             probe = _Probe(model.to(x.dtype), group, 1e-4)
             y = probe.record(x)
         x = x.to(y.dtype) if x.is_floating_point() else x
-        whole = 0.0
-        for h in range(1, group.order):
-            moved = _turn(group, h, x)
-            probe.compare(h, moved)
-            found, size = probe.model(moved.clone()), float(y.abs().max())
+        whole, size = 0.0, float(y.abs().max())
+        for h, found in enumerate(_answers(probe.model, [_turn(group, h, x) for h in range(1, group.order)]), 1):
             whole = _larger(whole, min(_distance(group, found, t, size) for t in probe.outputs(h)))
-    rows = tuple(probe.rows())
+        generators = _generators(group)
+        for h in generators:
+            probe.compare(h, _turn(group, h, x))
+        if not whole <= probe.tolerance and not probe.sees_a_fault():  # one that shows on this very x under others only
+            for h in {*range(1, group.order)}.difference(generators):
+                probe.compare(h, _turn(group, h, x))
+        search = not whole <= probe.tolerance and probe.stride_fails()
+        sizes = _nearest(_exact_sizes(model, x, group), x.shape[-1]) if search else ()
+    rows = tuple(probe.rows(sizes))
     if whole <= probe.tolerance:  # nothing is lost; what has an error here is only laid out in a way that was not followed
         rows = tuple(Row(r.name, r.layer + (" (not followed)" if r.why else ""), r.error) for r in rows)
-    return Explanation(group, whole, probe.tolerance, rows)
+    return Explanation(group, whole, probe.tolerance, rows, sizes)
+
+
+def exact_sizes(model: nn.Module, x: Tensor, group: Group) -> list[int]:
+    """The sizes n, from 3/4 to 3/2 of that of `x`, for which the strides of all layers are exact on inputs with n on each side.
+
+    Only shapes are computed, on torch's meta device: of at most 100 sizes, the nearest. The list is empty where no size fits, and
+    for a model that does not run there. Strides in code between layers, as in x[..., ::2] or F.max_pool2d, are not seen here, but
+    `explain` sees what they do.
+
+    >>> from gcnn import p4
+    >>> from gcnn.nn import GConv, LiftConv
+    >>> net = torch.nn.Sequential(LiftConv(p4, 1, 4, 3, stride=2, padding=1), GConv(p4, 4, 4, 3, stride=2, padding=1))
+    >>> exact_sizes(net, torch.rand(1, 1, 28, 28), p4)
+    [21, 25, 29, 33, 37, 41]
+    """
+    group, x = _in_order(group, x)
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"exact_sizes: expected an nn.Module, got {type(model).__name__}")
+    if not isinstance(group, Group) or not isinstance(x, Tensor) or x.ndim < group.dim + 2:
+        shape = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f"exact_sizes(model, x, group): expected a Group and a tensor x, (N, K, *X), got {group} and {shape}")
+    with torch.no_grad(), _as_written():
+        return _exact_sizes(_copied(getattr(model, "_orig_mod", model)).eval(), x, group)
+
+
+class _MisfitError(Exception):
+    """A stride that does not fit the size that comes to its layer."""
+
+
+def _exact_sizes(model: nn.Module, x: Tensor, group: Group) -> list[int]:
+    """As `exact_sizes`, of a model that is not needed afterwards: it goes to the meta device."""
+
+    def check(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        for a in (*args, *kwargs.values()):
+            if isinstance(a, Tensor):
+                if _stride_fault(group, module, a):
+                    raise _MisfitError  # most sizes end at one of the first layers
+                return
+
+    side, found = x.shape[-1], []
+    near = sorted(range(max(1, 3 * side // 4), 3 * side // 2 + 1), key=lambda n: abs(n - side))[:100]
+    hooks = [m.register_forward_pre_hook(check, with_kwargs=True) for m in _leaves(model)]
+    try:
+        model = model.to("meta")
+        for n in sorted(near):
+            with suppress(Exception), warnings.catch_warnings():  # a size that does not go through, for whatever reason
+                warnings.simplefilter("ignore")
+                model(torch.empty(*x.shape[: -group.dim], *(n,) * group.dim, dtype=x.dtype, device="meta"))
+                found.append(n)
+    except Exception:  # parts of it cannot be moved
+        return []
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def _nearest(sizes: list[int], side: int) -> tuple[int, ...]:
+    """The four nearest to `side`, in ascending order."""
+    return tuple(sorted(sorted(sizes, key=lambda n: abs(n - side))[:4]))
+
+
+def _as_written() -> Any:
+    """A context in which compiled parts run as they are written; torch >= 2.6 has one."""
+    stance: Any = getattr(torch.compiler, "set_stance", None)
+    return stance("force_eager") if stance else nullcontext()
+
+
+def _leaves(model: nn.Module) -> dict[nn.Module, str]:
+    """The modules that hold no others but parametrizations, such as those of weight_norm, and their names."""
+    return {
+        m: name or type(m).__name__
+        for name, m in model.named_modules()
+        if "parametrizations" not in name and not [child for child, _ in m.named_children() if child != "parametrizations"]
+    }
+
+
+def _generators(group: Group) -> list[int]:
+    found: list[int] = []
+    for h in range(1, group.order):
+        if h not in group.subgroup(*found):
+            found.append(h)
+    return found
+
+
+def _answers(model: nn.Module, inputs: list[Tensor]) -> Iterable[Tensor]:
+    """The model's answer to each of the inputs, to some of them at once where torch can: filters are then transformed once."""
+    step = max(1, 16 // max(1, len(inputs[0]))) if inputs else 1
+    for start in range(0, len(inputs), step):
+        part = inputs[start : start + step]
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of operations that vmap does one by one
+                found = torch.func.vmap(model)(torch.stack(part))
+        except Exception:  # inputs of several shapes, code that asks for values; what is really wrong shows below
+            found = (model(x.clone()) for x in part)
+        yield from found
 
 
 @dataclass
@@ -270,11 +388,7 @@ class _Probe:
 
     def __init__(self, model: nn.Module, group: Group, tolerance: float) -> None:
         self.model, self.group, self.tolerance = model, group, tolerance
-        self.leaves = {  # modules that hold no others but parametrizations, such as those of weight_norm
-            m: name or type(m).__name__
-            for name, m in model.named_modules()
-            if "parametrizations" not in name and not [child for child, _ in m.named_children() if child != "parametrizations"]
-        }
+        self.leaves = _leaves(model)
         groups = [group, *(getattr(m, name, None) for m in model.modules() for name in ("group", "out_group"))]
         self.groups = list(dict.fromkeys(g for g in groups if isinstance(g, Group) and g.dim == group.dim))
         self.calls: list[_Call] = []
@@ -295,18 +409,48 @@ class _Probe:
 
         try:
             self.output = self._run(x, before, after)
-        except ValueError as error:
+        except (ValueError, RuntimeError) as error:
             call = self.calls[-1] if self.calls else None
             if call is None or call.output is not None:
                 raise
             shapes = ", ".join(str(tuple(t.shape)) for t in call.inputs)
-            raise ValueError(
-                f"explain: the model fails in {call.name} ({type(call.module).__name__}) on {shapes}: {error}; "
-                f"on maps (N, K, {self.group.order}, ...) use the layers of gcnn.nn"
-            ) from error
+            reason = str(error).rstrip(".")
+            way, known = self._way_out(call)
+            words = f"explain: the model fails in {call.name} ({type(call.module).__name__}) on {shapes}: {reason}{way}"
+            # any other error may be one of double precision
+            raise (ValueError if known or isinstance(error, ValueError) else RuntimeError)(words) from error
         if not isinstance(self.output, Tensor):
             raise TypeError(f"explain: expected a model that returns one tensor, got {type(self.output).__name__}; wrap it")
         return self.output
+
+    def _way_out(self, call: _Call) -> tuple[str, bool]:
+        """What to do about a layer that fails, and whether that is sure: it is a planar one of torch's on a map."""
+        group, module, x = self.group, call.module, call.inputs[0] if call.inputs else torch.empty(0)
+        if x.ndim != group.dim + 3 or isinstance(getattr(module, "group", None), Group):
+            return "", False  # layers of gcnn.nn say so themselves
+        layers = {
+            nn.modules.pooling._MaxPoolNd: "GMaxPool",
+            nn.modules.pooling._AvgPoolNd: "GAvgPool",
+            nn.modules.pooling._AdaptiveAvgPoolNd: "GAdaptiveAvgPool",
+            nn.modules.conv._ConvTransposeNd: "GConvTranspose",
+            nn.modules.conv._ConvNd: "GConv",
+            nn.modules.batchnorm._BatchNorm: "GBatchNorm",
+        }
+        for kind, name in layers.items():
+            if isinstance(module, kind):
+                first = f", or CosetPool({group}) first, which makes an image of it" if "Norm" not in name else ""
+                return f"; this is a map (N, K, {group.order}, ...): use {name}({group}, ...) on it{first}", True
+        return f"; on maps (N, K, {group.order}, ...) use the layers of gcnn.nn", False
+
+    def sees_a_fault(self) -> bool:
+        """Whether a layer, or the code around the layers, was off so far."""
+        errors = [self.after, *(e for call in self.calls for e in (call.error, call.error_before))]
+        return not all(error <= self.tolerance for error in errors)
+
+    def stride_fails(self) -> bool:
+        """Whether one of the layers that were off has a stride that does not fit."""
+        off = [call for call in self.calls if not call.error <= self.tolerance and call.inputs]
+        return any(_stride_fault(self.group, call.module, call.inputs[0]) for call in off)
 
     def compare(self, h: int, moved: Tensor) -> None:
         queue = iter(self.calls)
@@ -409,12 +553,13 @@ class _Probe:
         matrix = self.group.matrices[h]
         return [(g, g.index(matrix)) for g in self.groups if matrix in g.matrices]
 
-    def rows(self) -> Iterable[Row]:
+    def rows(self, sizes: tuple[int, ...] = ()) -> Iterable[Row]:
+        """One row per call, and one for code that fails; `sizes` of the input fit all strides."""
         for call in self.calls:
             if not call.error_before <= self.tolerance:
                 yield Row(f"before {call.name}", "(code)", call.error_before, *self._diagnose_code(call))
             if call.output is not None:
-                why, remedy = self._diagnose(call) if not call.error <= self.tolerance else ("", "")
+                why, remedy = self._diagnose(call, sizes) if not call.error <= self.tolerance else ("", "")
                 yield Row(call.name, type(call.module).__name__, call.error, why, remedy)
         if not self.after <= self.tolerance:
             yield Row("output", "(code)", self.after, *self._diagnose_output())
@@ -446,7 +591,7 @@ class _Probe:
             "keep maps as (N, K, S, *X); add nothing that depends on the place or on the element",
         )
 
-    def _diagnose(self, call: _Call) -> tuple[str, str]:
+    def _diagnose(self, call: _Call, sizes: tuple[int, ...]) -> tuple[str, str]:
         group, module = self.group, call.module
         x = call.inputs[0] if call.inputs else torch.empty(0)
         on_group = x.ndim == group.dim + 3
@@ -463,7 +608,7 @@ class _Probe:
                 "a planar convolution does not commute with rotations and reflections (paper, section 5)",
                 f"use LiftConv({group}, ...) on images",
             )
-        if found := _stride_fault(group, module, x):
+        if found := _stride_fault(group, module, x, sizes):
             return found
         if isinstance(own, Group) and getattr(module, "stabilizer", (0,)) != (0,):
             return (
@@ -501,9 +646,10 @@ def _overwritten(x: Tensor, value: Tensor) -> Tensor:
         return value.clone()
 
 
-def _stride_fault(group: Group, module: nn.Module, x: Tensor) -> tuple[str, str] | None:
+def _stride_fault(group: Group, module: nn.Module, x: Tensor, sizes: tuple[int, ...] = ()) -> tuple[str, str] | None:
     kernel = getattr(module, "kernel_size", None)
-    if kernel is None or x.ndim < group.dim + 2 or isinstance(module, nn.modules.conv._ConvTransposeNd | GConvTranspose):
+    other_way = nn.modules.conv._ConvTransposeNd | nn.modules.pooling._MaxUnpoolNd | nn.Fold | GConvTranspose
+    if kernel is None or x.ndim < group.dim + 2 or isinstance(module, other_way):
         return None
 
     def spread(value: Any) -> list[int]:
@@ -516,11 +662,19 @@ def _stride_fault(group: Group, module: nn.Module, x: Tensor) -> tuple[str, str]
     for n, k, s, p, d in zip(x.shape[-group.dim :], kernels, strides, paddings, dilations, strict=True):
         span = n + 2 * p - d * (k - 1) - 1
         if rest := span % s:
-            return (
-                f"stride {s} does not divide {n} + 2*{p} - {d * (k - 1) + 1} = {span}: the windows leave {rest} over at one side",
-                f"make the size here {n - rest} or {n - rest + s}, or use stride 1 and then GAvgPool or GMaxPool({group}, {s}), "
-                f"which are exact on multiples of {s}",
+            why = (
+                f"stride {s} does not divide {n} + 2*{p} - {d * (k - 1) + 1} = {span}: the windows leave {rest} over at one side"
             )
+            way = f"make the size here {n - rest} or {n - rest + s}"  # what is before this layer may not allow it
+            if sizes:
+                way = "make the input a size at which every stride is exact"
+            if not group.fills_box:
+                return why, way  # even windows have no centre there
+            if not isinstance(module, nn.modules.pooling._MaxPoolNd | nn.modules.pooling._AvgPoolNd | GMaxPool | GAvgPool):
+                way += f", or use stride 1 and then GAvgPool or GMaxPool({group}, {s}), which are exact on multiples of {s}"
+            elif k != s or p:
+                way += f", or use kernel_size {s} without padding, which is exact on multiples of {s}"
+            return why, way
     return None
 
 
