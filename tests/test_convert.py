@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
 
 from common import image
 from gcnn import GROUPS, Group, Oh, convert, linem, p4, p4m, p6, p6m
@@ -23,6 +24,7 @@ from gcnn.export import planar
 from gcnn.functional import act
 from gcnn.lattice import domain_mask
 from gcnn.nn import GConv, GLinear, LiftConv
+from gcnn.nn.each import EachElement, PadBoth, ReduceSpace, VarianceInside
 from gcnn.testing import equivariance_error, explain
 from ordinary import NETWORKS, Branching, SmallResNet, drawn
 
@@ -2242,6 +2244,7 @@ def test_norms_of_images_see_hexagons(norm: nn.Module) -> None:
     torch.testing.assert_close(net(junk), net(x))
     net.eval()
     torch.testing.assert_close(planar(net, example=x)(junk), net(x))
+    torch.testing.assert_close(planar(net)(junk), net(x))
     assert equivariance_error(net, p6m, x) < 1e-10
 
 
@@ -2325,3 +2328,291 @@ def test_norms_of_vectors_on_a_line() -> None:
     mean = torch.stack([net(act(linem, h, x)) for h in range(2)]).mean(0)
     torch.testing.assert_close(made(x), mean, rtol=0, atol=1e-12)
     torch.testing.assert_close(planar(made, example=x)(x), mean, rtol=0, atol=1e-12)
+
+
+# --- what a review and a newcomer found ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        lambda y: (y - 5).amax((2, 3)),  # so that zeros from outside would be the largest
+        lambda y: (y + 5).amin((2, 3)),
+        lambda y: y.logsumexp((2, 3)),
+        lambda y: F.adaptive_max_pool2d(y - 5, 1).flatten(1),
+    ],
+    ids=["amax", "amin", "logsumexp", "pool"],
+)
+def test_explain_follows_reductions_over_hexagons(how: Any) -> None:
+    for seed in range(3):
+        torch.manual_seed(seed)
+        net = convert(Written(lambda s, x: s.f(how(s.c(x))), c=conv(3, 8), f=nn.Linear(8, 2)), p6).eval()
+        found = explain(net, image(p6, channels=3, size=9, dtype=torch.float32), p6)
+        assert found.exact
+        assert "not followed" not in str(found)
+
+
+def test_explain_names_what_is_broken_beside_a_reduction_over_a_hexagon() -> None:
+    torch.manual_seed(3)
+    net = convert(Written(lambda s, x: s.f((s.c(x) - 5).amax((2, 3))), c=conv(3, 8), f=nn.Linear(8, 2)), p6).eval()
+    broken = Written(lambda s, x: s.net(x) + s.corner(x[:, :1, 4, 0]), net=net, corner=nn.Linear(1, 2))
+    first = explain(broken, image(p6, channels=3, size=9, dtype=torch.float32), p6).first
+    assert first is not None
+    assert first.name == "before corner"
+
+
+@pytest.mark.parametrize("how", [lambda y: y.amax((2, 3)), lambda y: y.logsumexp((1, 2, 3), True), lambda y: y.norm(1, (2, 3))])
+def test_no_layer_hands_out_infinities(how: Any) -> None:
+    net = convert(Written(lambda s, x: how(s.c(x)), c=conv(3, 8)), p6, keep="channels", pool=None).eval()
+    seen: list[Tensor] = []
+    for m in net.modules():
+        if not list(m.children()):
+            m.register_forward_hook(lambda _, __, y: seen.append(y))
+    net(image(p6, channels=3, size=9, dtype=torch.float32))
+    assert seen
+    assert all(y.isfinite().all() for y in seen)
+
+
+@pytest.mark.parametrize("group", [p4, p6], ids=str)
+@pytest.mark.parametrize("size", [1, (1, 1)])
+def test_maxima_over_space_where_modules_are_replaced(group: Group, size: Any) -> None:
+    def forward(net: Any, x: Tensor) -> Tensor:
+        y = net.c(x)
+        return net.f(net.p(-y if y.abs().sum() < -1 else y).flatten(1))  # a branch that torch.fx cannot trace
+
+    torch.manual_seed(0)
+    old = Written(forward, c=conv(3, 8), p=nn.AdaptiveMaxPool2d(size), f=nn.Linear(8, 2)).double()
+    x = image(group, channels=3, size=9)
+    net: Any = convert(old, group, example=x).eval()
+    with torch.no_grad():
+        net.c.bias.fill_(-5.0)  # so that the zeros outside a hexagon would be the largest
+    largest = net.c(x)[..., domain_mask(group, (9, 9), x.device)].amax(-1)  # (N, K, S)
+    torch.testing.assert_close(net(x), net.f.linear(largest.mean(2)))
+    assert equivariance_error(net, group, x) < 1e-10
+
+
+@pytest.mark.parametrize("group", [p4, p6], ids=str)
+def test_a_maximum_over_space_keeps_its_name(group: Group) -> None:
+    net = convert(nn.Sequential(conv(3, 8), nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(8, 2)), group).eval()
+    x = image(group, channels=3, size=9, dtype=torch.float32)
+    assert dict(net.named_modules()).keys() >= {"0", "1", "3"}
+    torch.testing.assert_close(planar(net)(x), net(x))
+
+
+@pytest.mark.parametrize(
+    "how", [lambda y: sum(part for part in y.split(4, 1)), lambda y: (lambda parts: parts[0] + parts[1])(list(y.split(4, 1)))]
+)
+def test_loops_over_splits_need_an_example(how: Any) -> None:
+    old = Written(lambda s, x: s.d(how(s.c(x))), c=conv(3, 8), d=conv(4, 2))
+    with pytest.raises(
+        ValueError, match=r"splits a map in parts whose number is not known; use chunk\(number, 1\)\. Give an exam"
+    ):
+        convert(old, p4, keep="channels")
+    x = torch.rand(1, 3, 9, 9)
+    net = convert(old, p4, keep="channels", example=x).eval()
+    assert equivariance_error(net, p4, x) < 1e-4
+
+
+def each_element(group: Group = p6, dtype: torch.dtype = torch.float64) -> Any:
+    torch.manual_seed(0)
+    norm = nn.GroupNorm(2, 4)
+    for p in norm.parameters():
+        nn.init.normal_(p)
+    return EachElement(group, norm).to(dtype)
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 6, 9, 9), (2, 4, 9, 9), (0, 4, 6, 9, 9), (2, 4, 6, 1, 1)], ids=str)
+@pytest.mark.parametrize("last", [False, True])
+def test_norms_of_samples_on_hexagons_are_those_that_compilers_see(shape: tuple[int, ...], last: bool) -> None:
+    norm, x = each_element(), torch.randn(shape, dtype=torch.float64)
+    x = x.movedim(1, -1).contiguous().movedim(-1, 1) if last else x
+    mask = domain_mask(p6, shape[-2:])
+    junk = torch.where(mask, x, torch.nan)
+    y = norm(junk)
+    torch.testing.assert_close(y, torch.func.vmap(norm)(junk[None])[0])
+    assert not y[..., ~mask].any()
+    if len(shape) == 5:
+        cells = x[..., mask].transpose(1, 2).flatten(0, 1)  # (N S, K, cells)
+        torch.testing.assert_close(y[..., mask].transpose(1, 2).flatten(0, 1), torch.group_norm(cells, 2, *norm.parameters()))
+
+
+def test_gradients_of_norms_of_samples_on_hexagons() -> None:
+    norm, x = each_element(), torch.randn(1, 4, 6, 3, 3, dtype=torch.float64)
+    x = torch.where(domain_mask(p6, (3, 3)), x, 1e200).requires_grad_()
+    names = [name for name, _ in norm.named_parameters()]
+    numbers = [p.detach().requires_grad_() for p in norm.parameters()]
+
+    def run(x: Tensor, *numbers: Tensor) -> Tensor:
+        y: Tensor = torch.func.functional_call(norm, dict(zip(names, numbers, strict=True)), (x,))
+        return y
+
+    assert torch.autograd.gradcheck(run, (x, *numbers))
+    assert torch.autograd.gradgradcheck(run, (x, *numbers))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_norms_of_samples_on_hexagons_in_half_precision(dtype: torch.dtype) -> None:
+    norm, x = each_element(dtype=torch.float32), 2e4 * torch.rand(2, 4, 6, 33, 33)
+    expected = norm(x.to(dtype).float())
+    y = norm.to(dtype)(x.to(dtype))
+    assert y.dtype == dtype
+    torch.testing.assert_close(y.float(), expected, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(torch.func.vmap(norm)(x.to(dtype)[None])[0], y, rtol=2e-2, atol=2e-2)
+
+
+def test_domains_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, made = torch.rand(2, 4, 6, 9, 9), list[Any]()
+    layers = [each_element(dtype=torch.float32), VarianceInside(p6, False, False, 1.0, True), ReduceSpace(p6, "amax")]
+    first = [layer(x) for layer in layers]
+    for where in ("gcnn.nn.each", "gcnn.lattice"):
+        monkeypatch.setattr(f"{where}.domain_mask", lambda *args: made.append(args))
+    for layer, y in zip(layers, first, strict=True):
+        torch.testing.assert_close(layer(x), y)
+    assert not made
+
+
+@pytest.mark.parametrize("p", ["nuc", -1, -float("inf")])
+def test_norms_that_zeros_change_are_refused_on_hexagons(p: Any) -> None:
+    with pytest.raises(ValueError, match="norms are known that zeros do not change: those of a number p from 0 on"):
+        convert(Written(lambda s, x: s.c(x).norm(p, (2, 3)), c=conv(3, 8)), p6)
+
+
+@pytest.mark.parametrize("p", ["fro", 0, 0.5, 1, 3, float("inf")])
+def test_norms_that_zeros_do_not_change_are_right_on_hexagons(p: Any) -> None:
+    torch.manual_seed(0)
+    net: Any = convert(Written(lambda s, x: s.c(x).norm(p, (2, 3)), c=conv(3, 8)).double(), p6, pool=None).eval()
+    x = image(p6, channels=3, size=9)
+    cells = net.c(x)[..., domain_mask(p6, (9, 9), x.device)]
+    torch.testing.assert_close(net(x), cells.norm(2 if p == "fro" else p, -1))
+
+
+class Stage(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv, self.norm = conv(channels, 8), nn.BatchNorm2d(8)
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.norm(self.conv(x))) * self.scale
+
+
+def staged() -> nn.Module:
+    torch.manual_seed(0)
+    parts = {"body": nn.Sequential(Stage(3), Stage(8)), "last": Stage(8), "f": nn.Linear(8, 2)}
+    return Written(lambda s, x: s.f(s.last(s.body(x)).mean((2, 3))), **parts)
+
+
+def pickled(net: nn.Module) -> nn.Module:
+    found: nn.Module = pickle.loads(pickle.dumps(net))
+    return found
+
+
+@pytest.mark.parametrize(
+    "again",
+    [lambda net: net, copy.deepcopy, pickled, lambda net: copy.deepcopy(pickled(net))],
+    ids=["made", "copied", "pickled", "both"],
+)
+def test_blocks_of_a_converted_network_say_that_they_cannot_be_called(again: Any) -> None:
+    made, x = convert(staged(), p4).eval(), torch.rand(1, 3, 9, 9)
+    net: Any = again(made)
+    torch.testing.assert_close(net(x), made(x), rtol=0, atol=0)
+    assert list(net.state_dict()) == list(made.state_dict())
+    with pytest.raises(NotImplementedError, match=r"^body cannot be called: blocks .* a layer inside, such as body\.0\.conv$"):
+        net.body(x)
+    with pytest.raises(NotImplementedError, match=r"^body cannot be called"):
+        nn.Sequential(*net.children())(x)
+    for register in (net.last.register_forward_hook, net.last.register_forward_pre_hook):
+        with pytest.warns(UserWarning, match=r"^last never runs a hook: .* such as last\.conv$"):
+            register(lambda *_: None)
+    seen: list[Any] = []
+    net.last.conv.register_forward_hook(lambda *_: seen.append(True))
+    net(x)
+    assert seen
+
+
+def test_blocks_of_parameters_alone_are_hooked_by_explain() -> None:
+    class Scale(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.by = nn.Parameter(torch.ones(8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.by.view(-1, 1, 1)
+
+    convert(nn.Sequential(conv(3, 8), Scale(), conv(8, 2)), p4, example=torch.rand(1, 3, 9, 9))
+
+
+class Recomputed(nn.Module):
+    def __init__(self, reentrant: bool, branch: bool = False) -> None:
+        super().__init__()
+        self.first, self.block, self.f = conv(3, 8), nn.Sequential(conv(8, 8), nn.ReLU()), nn.Linear(8, 2)
+        self.reentrant, self.branch = reentrant, branch
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        if self.branch and y.abs().sum() < 0:
+            y = -y
+        y = checkpoint(self.block, y, use_reentrant=self.reentrant)
+        return self.f(y.mean((-2, -1)))
+
+
+def test_checkpoints_are_not_kept_and_that_is_said() -> None:
+    with pytest.warns(
+        UserWarning, match=r"Recomputed \(test_convert.py:\d+\) uses torch.utils.checkpoint, which .*save_on_cpu"
+    ) as told:
+        net = convert(Recomputed(False), p4)
+    assert told[0].filename == __file__
+    x = torch.rand(1, 3, 9, 9)
+    expected = torch.autograd.grad(net(x).sum(), list(net.parameters()))
+    with torch.autograd.graph.save_on_cpu():
+        y = net(x)
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), list(net.parameters())), expected)
+
+
+def test_checkpoints_stay_where_modules_are_replaced() -> None:
+    net = convert(Recomputed(False, branch=True), p4, example=torch.rand(1, 3, 9, 9))  # warnings are errors
+    assert isinstance(net, Recomputed)
+
+
+def test_reentrant_checkpoints_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"torch.utils.checkpoint with use_reentrant=True, .* with use_reentrant=False it can"):
+        convert(Recomputed(True), p4)
+
+
+BAGS: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "softmax": lambda s, h: (torch.softmax(s.attention(h), 0) * h).sum(0, keepdim=True),
+    "transposed": lambda s, h: torch.mm(F.softmax(torch.transpose(s.attention(h), 1, 0), 1), h),
+    "t": lambda s, h: s.attention(h).t().softmax(1) @ h,
+    "mean": lambda s, h: h.mean(0, keepdim=True),
+    "max": lambda s, h: h.max(0)[0],
+}
+
+
+@pytest.mark.parametrize("name", BAGS)
+def test_bags_of_instances_have_an_encoder_to_convert(name: str) -> None:
+    encoder = nn.Sequential(conv(3, 8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 6))
+    attention = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 1))
+    net = Written(lambda s, x: s.f(BAGS[name](s, s.encoder(x))), encoder=encoder, attention=attention, f=nn.Linear(6, 2))
+    with pytest.raises(ValueError, match=r"it mixes samples, .* alone, net\.encoder = convert\(net\.encoder, group\)"):
+        convert(net, p4)
+    net.encoder = convert(encoder, p4)
+    bag = torch.rand(5, 3, 9, 9)
+    turned = torch.stack([torch.rot90(x, i, (1, 2)) for i, x in enumerate(bag)])  # each by itself
+    torch.testing.assert_close(net(turned), net(bag))
+
+
+def test_a_pad_that_sizes_tell_names_the_sizes_that_need_none() -> None:
+    def forward(net: Any, x: Tensor) -> Tensor:
+        skip = F.relu(net.a(x))
+        y = net.up(F.max_pool2d(skip, 2))
+        more = skip.size(3) - y.size(3)
+        y = F.pad(y, [more // 2, more - more // 2, more // 2, more - more // 2])
+        return net.b(torch.cat([skip, y], 1))
+
+    parts = {"a": conv(3, 8), "up": nn.ConvTranspose2d(8, 8, 2, 2), "b": conv(16, 2)}
+    net = convert(Written(forward, **parts), p4)
+    assert net(torch.rand(1, 3, 10, 10)).shape == (1, 2, 10, 10)
+    with pytest.raises(ValueError, match=r"pads one side more .* sides are multiples of the product of the network's strides"):
+        net(torch.rand(1, 3, 9, 9))
+    with pytest.raises(ValueError, match=r"pad both sides alike$"):
+        PadBoth(p4, (0, 1, 0, 1))

@@ -352,7 +352,8 @@ def test_pictures_of_ones_own(tmp_path: Path) -> None:
     assert found.test.labels.tolist() == [0, 1]
     colour = np.stack([numbers[0]] * 3, 2)
     Image.fromarray(colour).save(tmp_path / "train" / "b" / "2.png")
-    assert data.pictures(tmp_path).train.images.shape == (3, 3, 7, 5)
+    with pytest.warns(UserWarning, match=r"4 of 5 are gray \(a 2, b 2\) and become RGB"):
+        assert data.pictures(tmp_path).train.images.shape == (3, 3, 7, 5)
     for image, words in (
         (Image.new("L", (6, 7)), r"2.png has 6 x 7 pixels, .*1.png has 5 x 7"),
         (Image.fromarray(numbers[0].astype(np.uint16)), "expected bytes"),

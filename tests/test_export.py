@@ -559,3 +559,52 @@ def test_norms_without_a_bias_in_every_dtype(dtype: torch.dtype) -> None:
     net = nn.Sequential(LiftConv(p4, 1, 3, 3), GBatchNorm(p4, 3, bias=False)).to(dtype).eval()
     x = torch.rand(2, 1, 7, 7).to(dtype)
     torch.testing.assert_close(planar(net)(x), net(x))
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        lambda s, x: s.n(s.c(x).mean((2, 3))),
+        lambda s, x: s.n(F.relu(s.c(x).amax((2, 3)))),
+        lambda s, x: s.n(s.c(x).mean((2, 3), keepdim=True)).flatten(1),
+        lambda s, x: s.c(s.i(F.relu(x - 0.5))).mean((2, 3)),
+        lambda s, x: s.c(s.b(x)).std((2, 3)),
+    ],
+    ids=["a mean", "a maximum", "a mean with axes", "an image", "a batch of images"],
+)
+def test_norms_of_converted_hexagonal_networks_need_no_example(how: Any) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.c, self.n = nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(2, 8)
+            self.i, self.b = nn.InstanceNorm2d(3, affine=True), nn.BatchNorm2d(3)
+
+        def forward(self, x: Tensor) -> Any:
+            return how(self, x)
+
+    torch.manual_seed(0)
+    net, x = convert(Net().double(), p6).eval(), torch.rand(2, 3, 9, 9, dtype=torch.float64)
+    torch.testing.assert_close(planar(net)(x), net(x))
+    torch.testing.assert_close(planar(net, example=x)(x), net(x))
+
+
+@pytest.mark.parametrize("how", ["amax", "amin", "logsumexp"])
+def test_reductions_over_hexagons_as_plain_networks_and_onnx_files(how: str, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.c, self.f = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(8, 2)
+
+        def forward(self, x: Tensor) -> Any:
+            return self.f(getattr(self.c(x), how)((2, 3)))
+
+    torch.manual_seed(0)
+    net, x = convert(Net(), p6).eval(), torch.rand(2, 3, 9, 9)
+    plain = planar(net)
+    torch.testing.assert_close(plain(x), net(x))
+    assert {type(m).__module__.partition(".")[0] for m in plain.modules()} == {"torch"}
+    torch.testing.assert_close(torch.export.export(net, (x,)).module()(x), net(x))
+    assert to_onnx(net, tmp_path / "net.onnx", x) < 1e-4

@@ -85,6 +85,16 @@ def test_pictures_are_resized_in_training_and_answers(tissue: Path, tmp_path: Pa
         Config(size=33)
 
 
+def test_sizes_that_fit_are_named(tissue: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = dataclasses.replace(TINY, model="resnet44", channels=0, widths=(1, 1, 1), data="pictures", data_root=str(tissue))
+    train(config)
+    told = capsys.readouterr().err
+    assert "resnet44 is not exact at 28 x 28: under p4m its answers to random pixels, before training, change by" in told
+    assert "what may help is another size (25, 29, 33; --size) and --downsample pool and --invariant\n" in told
+    train(dataclasses.replace(config, size=29, invariant=True))
+    assert "is not exact" not in capsys.readouterr().err
+
+
 def test_all_pictures_that_cannot_be_read_are_named(tissue: Path) -> None:
     for i in range(7):
         (tissue / "train" / "healthy" / f"bad{i}.png").write_bytes(b"no picture")

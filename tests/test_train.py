@@ -635,7 +635,7 @@ def test_settings_from_a_file(shell: Any, tmp_path: Path) -> None:
     file.write_text("learning_rate = 1\n")
     status, text = shell("train", "--config", str(file))
     assert status == 1
-    assert "unknown settings learning_rate; known are amp, batch_size" in text
+    assert "unknown settings learning_rate; known are amp, balanced, batch_size" in text
 
 
 def test_problems_are_one_line_and_a_status(shell: Any, tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
     told.add_argument("--out", default="report.html", help="the page; report.html in this folder if not given")
     told.add_argument("--data-root", default="", help="the folder of the data set, if it has moved")
     told.set_defaults(run=_report)
-    told = commands.add_parser("check", help="is the network of a run equivariant? a row a layer; exit status 1 if not")
+    told = commands.add_parser("check", help="is the network of a run equivariant? one row per layer; exit status 1 if not")
     told.add_argument("folder", help="the folder of a run")
     told.add_argument("--group", default="", help="another group to ask about")
     told.set_defaults(run=_check)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -116,6 +117,14 @@ def _converted(
             if ours:
                 raise refused from None
             raise
+    recomputed = next((node.meta["checkpoint"] for node in graph.nodes if "checkpoint" in node.meta), None)
+    if recomputed is not None:
+        warnings.warn(
+            f"convert: {recomputed} uses torch.utils.checkpoint, which tracing does not keep: training takes the memory that it "
+            "takes without. Convert the parts one by one and checkpoint those, which pools over the group between them; or put "
+            "torch.autograd.graph.save_on_cpu() around the new network",
+            stacklevel=3,
+        )
     _with_modes_of(model, made)
     asked = {name: p.requires_grad for name, p in model.named_parameters()}
     for name, p in made.named_parameters():

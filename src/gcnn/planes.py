@@ -35,7 +35,7 @@ from gcnn.nn import (
     GUpsample,
     Restrict,
 )
-from gcnn.nn.each import AtOnePlace, ChannelDropout, EachElement, FillOutside, PadBoth, UpsampleTo, VarianceInside
+from gcnn.nn.each import AtOnePlace, ChannelDropout, EachElement, PadBoth, ReduceSpace, UpsampleTo, VarianceInside
 from gcnn.nn.module import GModule
 from gcnn.pointwise import (
     IN_PLACE,
@@ -78,8 +78,23 @@ class Planar(NewGraph):
 
     # --- nodes by kind ---------------------------------------------------------------------------------------------------------
 
-    def _placeholder(self, node: fx.Node) -> Any:
-        return self._proxy(self.graph.node_copy(node))
+    def _placeholder(self, node: fx.Node) -> Value:
+        return Value(self._proxy(self.graph.node_copy(node)), rank=self._rank_of_image(node))
+
+    def _rank_of_image(self, node: fx.Node) -> int | None:
+        """How many axes an input has that a lifting layer takes, after norms and functions of its numbers alone."""
+        waiting, seen = [node], {node}
+        while waiting:
+            for user in waiting.pop().users:
+                module = self.model.get_submodule(str(user.target)) if user.op == "call_module" else None
+                if isinstance(module, GConv) and module.on_plane:
+                    return module.group.dim + 2
+                same = (*POINTWISE_MODULES, GBatchNorm, EachElement)
+                keeps = isinstance(module, same) if module is not None else user.target in POINTWISE_FUNCTIONS | POINTWISE_METHODS
+                if keeps and len(user.all_input_nodes) == 1 and user not in seen:
+                    seen.add(user)
+                    waiting.append(user)
+        return None
 
     def _get_attr(self, node: fx.Node) -> Any:
         return self._constant(operator.attrgetter(str(node.target))(self.model))
@@ -114,7 +129,7 @@ class Planar(NewGraph):
     def _call_method(self, node: fx.Node) -> Any:
         return self._copied(node, node.target in POINTWISE_METHODS)
 
-    def _copied(self, node: fx.Node, pointwise: bool) -> Any:
+    def _copied(self, node: fx.Node, pointwise: bool) -> Value:
         """The node again: on planes if it works number by number and all its inputs are maps of one kind, else on maps."""
         inputs = [self._value(n) for n in node.all_input_nodes]
         kinds = {(v.elements, v.channels) for v in inputs}
@@ -124,7 +139,7 @@ class Planar(NewGraph):
             sizes = not any(isinstance(a, torch.dtype) for a in (*node.args, *node.kwargs.values()))
             if (node.op, node.target) == ("call_method", "view") and sizes and len(node.args) > 1:
                 made.target = "reshape"  # the axes of a map do not lie in memory as they did
-            return self._proxy(made)
+            return Value(self._proxy(made), rank=_rank_after(node, inputs, pointwise))
         tensors = all(isinstance(a, fx.Node) for a in node.args[:2])
         one_size = len({v.like or v.x.node for v in inputs}) == 1
         keeps_two = node.target in KEEP_ZERO_OF_TWO and tensors and (one_size or node.target in PRODUCTS)
@@ -385,8 +400,10 @@ class Planar(NewGraph):
             var = torch.where(var > 0, torch.where(var > 0, var, 1.0).sqrt(), var)
         return Value(var.type_as(x), rank=rank)
 
-    def _fill_outside(self, name: str, module: FillOutside, v: Value) -> Value:
-        return v.into(self._fill(v, module.group, module.value), lattice=None, clean=False)
+    def _reduce(self, name: str, module: ReduceSpace, v: Value) -> Value:
+        x = self._map(v._replace(x=self._fill(v, module.group, module.FILLS[module.how]), lattice=None))
+        rank = None if v.rank is None else v.rank if module.keepdim else v.rank - len(module.over)
+        return Value(getattr(x, module.how)(dim=module.over, keepdim=module.keepdim, **module.options), rank=rank)
 
     def _at_one_place(self, name: str, module: AtOnePlace, v: Value) -> Value:
         y = self._map(v).flatten(2).unflatten(2, (module.group.order, 1))  # an error for other sizes
@@ -460,7 +477,7 @@ class Planar(NewGraph):
         GSubsample: _subsample,
         GPool: _group_pool,
         EachElement: _each,
-        FillOutside: _fill_outside,
+        ReduceSpace: _reduce,
         VarianceInside: _variance,
         AtOnePlace: _at_one_place,
         ChannelDropout: _same,
@@ -521,6 +538,19 @@ class Planar(NewGraph):
     def _larger(self, a: Any, b: Any) -> Any:
         """The larger of two numbers, the first of them known only when the network runs."""
         return (a + b + self._function(abs, a - b)) / 2
+
+
+def _rank_after(node: fx.Node, inputs: list[Value], pointwise: bool) -> int | None:
+    """How many axes a function of numbers, or a reduction as `convert` writes it, gives; None if that is not known."""
+    first = inputs[0].rank if inputs else None
+    if first is None:
+        return None
+    if pointwise:
+        return first if len(inputs) == 1 else None
+    over = node.kwargs.get("dim")
+    if node.target not in ("mean", "sum", "amax", "amin", "norm", "logsumexp", "std", "var") or not isinstance(over, tuple):
+        return None
+    return first if node.kwargs.get("keepdim") else first - len(over)
 
 
 def _keeps_size(module: Any) -> bool:

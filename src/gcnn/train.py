@@ -59,6 +59,7 @@ from gcnn.runs import (
     save_run,
 )
 from gcnn.steps import Inputs, Stepper, batches
+from gcnn.testing import exact_sizes
 
 try:
     import fcntl
@@ -438,11 +439,14 @@ def _note_on_exactness(model: nn.Module, shape: Sequence[int], config: Config) -
     sides, known = " x ".join(str(n) for n in shape[1:]), options_of(config.model)
     turns = "invariant" in known and not config.invariant  # a head that is not invariant
     pools = "downsample" in known and config.downsample != "pool" and group.fills_box
+    fits = sorted(exact_sizes(model, x, group), key=lambda n: abs(n - shape[-1]))[:3] if group.fills_box else []
+    size = f"another size ({', '.join(map(str, sorted(fits)))})" if fits else "another size"
+    size = size.replace(")", "; --size)") if fits and config.data == "pictures" else size
     ways = [way for way, helps in (("--downsample pool", pools), ("--invariant", turns)) if helps]
     return (
-        f"note: {config.model} is not exact at {sides}: under {group.name} its answers change by {100 * error:.2g} %, since a "
-        f"stride does not fit the size{', or its head is not invariant' if turns else ''}; gcnn check names the "
-        f"layer; what may help is {' and '.join(['another size', *ways])}"
+        f"note: {config.model} is not exact at {sides}: under {group.name} its answers to random pixels, before training, change "
+        f"by {100 * error:.2g} %, since a stride does not fit the size{', or its head is not invariant' if turns else ''}; what "
+        f"may help is {' and '.join([size, *ways])}"
     )
 
 

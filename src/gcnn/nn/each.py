@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +11,9 @@ from torch import Tensor, nn
 
 from gcnn.checks import check_axes
 from gcnn.groups import Group
-from gcnn.lattice import domain_mask, mask_outside
+from gcnn.kernels.norm import Inside, Whole
+from gcnn.lattice import domain_mask, kept_domain, mask_outside
+from gcnn.layout import from_planes, to_planes
 from gcnn.nn.module import GModule
 from gcnn.pooling import fine, on_planes, upsample, upsample_to
 
@@ -24,24 +27,42 @@ class EachElement(GModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, K, S, *X) to the same; on a hexagonal lattice images (N, K, *X), too."""
-        if x.ndim == self.group.dim + 2 and not self.group.fills_box:
-            return self._inside(x)
+        on_plane = x.ndim == self.group.dim + 2
+        domain = None if self.group.fills_box or x.ndim == 3 else kept_domain(self.group, x.shape[-self.group.dim :], x)
+        if domain is not None:
+            planes = self._inside(to_planes(x, self.group.dim), 1 if on_plane else x.shape[2], domain.inside)
+            return planes if on_plane else from_planes(planes, x.shape[2])
+        if on_plane and not self.group.fills_box:
+            return self._by_mask(x)
         images = x.transpose(1, 2).flatten(0, 1)  # (N S, K, *X)
-        images = self.module(images) if self.group.fills_box or x.ndim == 3 else self._inside(images)
+        images = self.module(images) if self.group.fills_box or x.ndim == 3 else self._by_mask(images)
         return images.unflatten(0, (x.shape[0], x.shape[2])).transpose(1, 2)
 
-    def _inside(self, images: Tensor) -> Tensor:
-        """The norm of what lies in the hexagon, and zeros outside."""
+    def _inside(self, planes: Tensor, elements: int, cells: Tensor) -> Tensor:
+        """Planes (N, S K, *X) with the cells of the hexagon normalised, laid side by side, and zeros outside."""
+        norm, size = self.module, planes.shape[2:]
+        last = planes.movedim(1, -1).is_contiguous()  # as (N, cells, S K), else (N, S K, cells)
+        axis, rows = (1, planes.movedim(1, -1).flatten(1, -2)) if last else (2, planes.flatten(2))
+        inside: Tensor = Inside.apply(rows, cells, axis)
+        maps = fine((inside.mT if last else inside).unflatten(1, (elements, -1)).flatten(0, 1))  # (N S, K, cells)
+        weight, bias = (None if p is None else p.to(maps.dtype) for p in (norm.weight, norm.bias))
+        y = torch.group_norm(maps, norm.num_groups, weight, bias, norm.eps).to(planes.dtype)
+        y = y.view(*planes.shape[:2], len(cells))  # (N, S K, cells)
+        rows = Whole.apply(y.mT.contiguous() if last else y, cells, axis, size.numel())  # else index_copy_ walks through memory
+        return rows.unflatten(1, size).movedim(-1, 1) if last else rows.unflatten(2, size)
+
+    def _by_mask(self, images: Tensor) -> Tensor:
+        """The same of images (N, K, *X), by operations that compilers see through."""
         group, norm = self.group, self.module
         mask = domain_mask(group, images.shape[2:], images.device)
-        y = fine(mask_outside(group, images)).unflatten(1, (norm.num_groups, -1))
+        y = fine(torch.where(mask, images, 0.0)).unflatten(1, (norm.num_groups, -1))
         over, count = tuple(range(2, y.ndim)), mask.sum() * y.shape[2]
         centred = torch.where(mask, y - y.sum(over, True) / count, 0.0)
         y = (centred * (centred.square().sum(over, True) / count + norm.eps).rsqrt()).flatten(1, 2)
         shape = (-1, *(1,) * group.dim)
         y = y if norm.weight is None else y * norm.weight.view(shape)
         y = y if norm.bias is None else y + norm.bias.view(shape)
-        return mask_outside(group, y).to(images.dtype)
+        return torch.where(mask, y, 0.0).to(images.dtype)
 
 
 class VarianceInside(GModule):
@@ -55,10 +76,12 @@ class VarianceInside(GModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, K, ..., *X) without the axes that are taken together, or with ones in their place."""
-        mask = domain_mask(self.group, x.shape[-self.group.dim :], x.device)
+        size = x.shape[-self.group.dim :]
+        domain = kept_domain(self.group, size, x)
+        mask = domain_mask(self.group, size, x.device) if domain is None else domain.mask
         over = (*(1,) * self.channels, *range(-self.group.dim, 0))
         count = mask.sum() * (x.shape[1] if self.channels else 1)
-        y = fine(mask_outside(self.group, x))
+        y = fine(torch.where(mask, x, 0.0))
         centred = torch.where(mask, y - y.sum(over, True) / count, 0.0)
         var = centred.square().sum(over, self.keepdim) / (count - self.correction).clamp(min=0)
         if self.root:  # which has no gradient at zero, and torch's is zero there
@@ -66,18 +89,29 @@ class VarianceInside(GModule):
         return var.to(x.dtype)
 
 
-class FillOutside(GModule):
-    """Sets what lies outside the domain of a hexagonal lattice to a value that a reduction over space leaves out."""
+class ReduceSpace(GModule):
+    """A sum, maximum or the like over all of space, of its domain where that has one; `channels` if those are one with space.
 
-    _shown = ("value",)
+    What is left out is filled in here, and never leaves: infinities would not turn with a map.
+    """
 
-    def __init__(self, group: Group, value: float) -> None:
+    _shown = ("how", "channels", "keepdim", "options")
+    FILLS: ClassVar = {"sum": 0.0, "norm": 0.0, "amax": -math.inf, "logsumexp": -math.inf, "amin": math.inf}
+
+    def __init__(self, group: Group, how: str, channels: bool = False, keepdim: bool = False, **options: Any) -> None:
         super().__init__(group)
-        self.value = value
+        self.how, self.channels, self.keepdim, self.options = how, channels, keepdim, options
+
+    @property
+    def over(self) -> tuple[int, ...]:
+        """The axes that are taken together."""
+        return (*(1,) * self.channels, *range(-self.group.dim, 0))
 
     def forward(self, x: Tensor) -> Tensor:
-        """`x` with the value there."""
-        return mask_outside(self.group, x, self.value)
+        """(N, K, ..., *X) without the axes that are taken together, or with ones in their place."""
+        inside = mask_outside(self.group, x, self.FILLS[self.how])
+        found: Tensor = getattr(inside, self.how)(dim=self.over, keepdim=self.keepdim, **self.options)
+        return found
 
 
 class ChannelNorm(nn.LayerNorm):
@@ -146,7 +180,9 @@ class PadBoth(GModule):
 
     def __init__(self, group: Group, pad: tuple[int, ...] | None, mode: str = "constant", value: float = 0.0) -> None:
         super().__init__(group)
-        self.pad, self.mode, self.value = None if pad is None else self._checked(pad), mode, value
+        self.pad, self.mode, self.value = pad, mode, value
+        if pad is not None:
+            self.pad = self._checked(pad)
         if not group.fills_box and (mode != "constant" or value != 0):
             raise ValueError(f"a pad of mode {mode!r} and value {value} continues a box, and {group} maps hexagons; pad by zeros")
 
@@ -156,7 +192,10 @@ class PadBoth(GModule):
         if len(left) != len(right) or len(left) > self.group.dim:
             raise ValueError(f"expected a pad of at most {self.group.dim} axes of space, two numbers each, got {pad}")
         if left != right:
-            raise ValueError(f"pad (={pad}) pads one side more than the other, which is not equivariant; pad both sides alike")
+            remedy = "pad both sides alike"
+            if self.pad is None:  # the sizes of the image tell, as where a U-Net pads what it has enlarged to the size of a skip
+                remedy += "; images whose sides are multiples of the product of the network's strides need no such pad"
+            raise ValueError(f"pad (={pad}) pads one side more than the other, which is not equivariant; {remedy}")
         if min(left, default=0) < 0 and not self.group.fills_box:
             raise ValueError(
                 f"pad (={pad}) cuts a box out of a box, and {self.group} maps hexagons; convolve without padding instead"

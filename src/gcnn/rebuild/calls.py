@@ -15,11 +15,21 @@ from torch import fx, nn
 
 from gcnn.checks import check_axes
 from gcnn.nn import GAdaptiveAvgPool, GMaxPool, GSubsample, GUpsample
-from gcnn.nn.each import ChannelDropout, ChannelNorm, EachElement, UpsampleTo, VarianceInside
+from gcnn.nn.each import ChannelDropout, ChannelNorm, EachElement, ReduceSpace, UpsampleTo, VarianceInside
 from gcnn.pointwise import POINTWISE_FUNCTIONS, POINTWISE_METHODS, POINTWISE_MODULES
 from gcnn.rebuild import axes, layers
 from gcnn.rebuild.graph import copy_matters
-from gcnn.rebuild.values import FUNCTIONAL_POOLS, UnevenError, Value, arguments, attribute, divisor, spatial, whole
+from gcnn.rebuild.values import (
+    FUNCTIONAL_POOLS,
+    OF_SAMPLES,
+    UnevenError,
+    Value,
+    arguments,
+    attribute,
+    divisor,
+    spatial,
+    whole,
+)
 
 if TYPE_CHECKING:
     from gcnn.rebuild.converter import Converter
@@ -97,7 +107,7 @@ def _pool(net: Converter, node: fx.Node, x: Value) -> Value:
             remedy = "give it as numbers, or as the map's own size, x.shape[2:]"
             raise net.refusal(f"{node.name}, a pool of a size that is known only when it runs,", x, remedy)
         if kind is GMaxPool:
-            return layers.max_over_space(net, f"{node.name}, a pool,", 1, False, x)
+            return layers.max_over_space(net, node.name, f"{node.name}, a pool,", 1, False, x)
         return replace(net.insert(node.name, GAdaptiveAvgPool(net.group, 1), x), single=True)
     if kind is GAdaptiveAvgPool:
         return layers.adaptive(net, node.name, sizes[0], x)
@@ -152,7 +162,8 @@ def _root(x: Any) -> Any:
 
 def _adaptive_max(net: Converter, node: fx.Node, x: Value) -> Value:
     named = arguments(node, "output_size", "return_indices")
-    return layers.max_over_space(net, f"{node.name}, a pool,", named.get("output_size"), bool(named.get("return_indices")), x)
+    indices = bool(named.get("return_indices"))
+    return layers.max_over_space(net, node.name, f"{node.name}, a pool,", named.get("output_size"), indices, x)
 
 
 def _interpolate(net: Converter, node: fx.Node, x: Value) -> Value:
@@ -340,12 +351,11 @@ def _reduced(net: Converter, node: fx.Node, x: Value) -> Value:
             net.spared.update(back)  # `x.mean(1).unsqueeze(1)`
             keepdim = True
     if places not in (channels, space, channels | space) or not places or (places >= channels and not keepdim):
-        raise net.refusal(
-            f"{node.name}, a {how} over axes {dims},",
-            x,
+        remedy = (
             f"take it over all {net.group.dim} axes of space, or over the channels with keepdim=True; for norms there are "
-            "nn.LayerNorm of the channels, permuted to the end, and nn.GroupNorm(1, C)",
+            "nn.LayerNorm of the channels, permuted to the end, and nn.GroupNorm(1, C)"
         )
+        raise net.refusal(f"{node.name}, a {how} over axes {dims},", x, OF_SAMPLES if places == {0} else remedy)
     over = (*(1,) * (places >= channels), *range(-net.group.dim * (places >= space), 0)) if space else (1,)
     named = {k: v for k, v in named.items() if k in ("p", "unbiased", "correction", "dtype")}
     if how == "norm" and named.get("p") in (None, "fro"):
@@ -368,15 +378,19 @@ def _over_domain(
     net: Converter, what: str, how: str, x: Value, over: tuple[int, ...], keepdim: bool, options: dict[str, Any]
 ) -> Value:
     """A reduction over the hexagon that the group maps to itself."""
+    name, channels = f"{net.present.name}_domain", over[0] == 1
     if how in ("std", "var"):
         correction = options.get("unbiased", options.get("correction"))  # None means 1
-        made = VarianceInside(net.group, over[0] == 1, keepdim, 1.0 if correction is None else float(correction), how == "std")
-        return net.insert(f"{net.present.name}_domain", made, x)
+        made = VarianceInside(net.group, channels, keepdim, 1.0 if correction is None else float(correction), how == "std")
+        return net.insert(name, made, x)
+    if how == "mean":
+        y = net.insert(name, GAdaptiveAvgPool(net.group, 1), x)
+        return y.anew(net.graph.call_method(how, (y.node,), {"dim": over, "keepdim": keepdim, **options}))
     p = options.get("p", 2)
-    if isinstance(p, int | float) and p < 0:
-        raise net.refusal(what, x, f"{net.group} maps hexagons, where norms are known that zeros do not change")
-    y = layers.outside_left_out(net, how, x)
-    return y.anew(net.graph.call_method(how, (y.node,), {"dim": over, "keepdim": keepdim, **options}))
+    if not isinstance(p, int | float) or not p >= 0:
+        remedy = f"{net.group} maps hexagons, where norms are known that zeros do not change: those of a number p from 0 on"
+        raise net.refusal(what, x, remedy)
+    return net.insert(name, ReduceSpace(net.group, how, channels, keepdim, **options), x)
 
 
 _AGAIN = {"mean", "sum", "amax", "amin", "max", "min"}  # axis by axis they are what they are over all

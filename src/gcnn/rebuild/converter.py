@@ -29,10 +29,12 @@ from gcnn.rebuild.graph import (
     leads_to_results,
     meets_maps,
 )
+from gcnn.rebuild.result import Converted
 from gcnn.rebuild.values import (
     BY_SAMPLE,
     CONVS,
     NORMS,
+    OF_SAMPLES,
     TRANSPOSED,
     UnequalError,
     UnevenError,
@@ -60,6 +62,10 @@ REMEDIES: dict[Any, str] = {
     torch.stack: _STACK,
 }
 """Ways out for what is often met and is not known."""
+_OF_MATRICES: set[Any] = {  # which take vectors (N, M) for a matrix, and so mix samples
+    *(torch.transpose, torch.swapaxes, torch.t, torch.mm, torch.matmul, operator.matmul),
+    *("transpose", "swapaxes", "t", "mm", "matmul"),
+}
 
 
 class Converter:
@@ -148,7 +154,7 @@ class Converter:
         self.graph.lint()
         for node in self.graph.nodes:
             node.type = None  # annotations that are strings would stop pickle
-        return fx.GraphModule(self.root, self.graph, type(self.model).__name__)
+        return Converted(self.root, self.graph, type(self.model).__name__)
 
     def _placeholder(self, node: fx.Node) -> Value:
         channels = self.images.get(node)
@@ -299,7 +305,8 @@ class Converter:
         like = max(maps, key=lambda v: (v.kind != "image", v.old, not v.single))
         what = f"{node.name}, a call of {getattr(node.target, '__name__', node.target)},"
         if not pointwise:
-            raise self.refusal(what, like, REMEDIES.get(node.target, ""))
+            of_samples = like.kind == "fibre" and node.target in _OF_MATRICES
+            raise self.refusal(what, like, OF_SAMPLES if of_samples else REMEDIES.get(node.target, ""))
         if "image" in kinds and like.kind == "map":  # an image is a map that is the same on every element
             if like.new != like.old or like.last or node.target in IN_PLACE:
                 raise self.refusal(

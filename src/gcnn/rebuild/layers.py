@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 
 from gcnn.indices import support
 from gcnn.nn import GAdaptiveAvgPool, GAvgPool, GBatchNorm, GConv, GConvTranspose, GLinear, GMaxPool, GUpsample, LiftConv
-from gcnn.nn.each import ChannelDropout, ChannelNorm, EachElement, FillOutside, PadBoth
+from gcnn.nn.each import ChannelDropout, ChannelNorm, EachElement, PadBoth, ReduceSpace
 from gcnn.pointwise import POINTWISE_MODULES
 from gcnn.rebuild import axes
 from gcnn.rebuild.values import (
@@ -26,6 +26,7 @@ from gcnn.rebuild.values import (
     MAX_POOLS,
     NORMS,
     NORMS_THAT_ACT,
+    OF_SAMPLES,
     PADS,
     TRANSPOSED,
     UnevenError,
@@ -199,15 +200,6 @@ def _group_norm(net: Converter, name: str, module: Any, x: Value) -> Value:
     return _taken_over(net, name, module, x, lambda: EachElement(net.group, _with_bias_of(module, make())))
 
 
-def outside_left_out(net: Converter, how: str, x: Value) -> Value:
-    """A map or an image of which a reduction over all of space takes the domain alone."""
-    fill = {"sum": 0.0, "norm": 0.0, "amax": -math.inf, "logsumexp": -math.inf, "amin": math.inf}
-    if net.group.fills_box:
-        return x
-    made = GAdaptiveAvgPool(net.group, 1) if how == "mean" else FillOutside(net.group, fill[how])
-    return net.insert(f"{net.present.name}_domain", made, x)
-
-
 def _layer_norm(net: Converter, name: str, module: nn.LayerNorm, x: Value) -> Value:
     x = net.vector(x)
     if not (x.last or x.kind == "fibre") or tuple(module.normalized_shape) != (x.old,):
@@ -270,15 +262,14 @@ def adaptive(net: Converter, name: str, size: Any, x: Value) -> Value:
 
 
 def _adaptive_max(net: Converter, name: str, module: Any, x: Value) -> Value:
-    return max_over_space(net, f"{name} ({module})", module.output_size, module.return_indices, x)
+    return max_over_space(net, name, f"{name} ({module})", module.output_size, module.return_indices, x)
 
 
-def max_over_space(net: Converter, what: str, size: Any, indices: bool, x: Value) -> Value:
+def max_over_space(net: Converter, name: str, what: str, size: Any, indices: bool, x: Value) -> Value:
     """The largest number of each channel."""
     if indices or size not in (1, (1,) * net.group.dim, [1] * net.group.dim) or x.kind not in ("map", "image"):
         raise net.refusal(what, x, "a maximum over all of space, output_size 1, is known")
-    x = outside_left_out(net, "amax", x)
-    return replace(x.anew(net.graph.call_method("amax", (x.node, tuple(range(-net.group.dim, 0)), True))), single=True)
+    return replace(net.insert(name, ReduceSpace(net.group, "amax", keepdim=True), x), single=True)
 
 
 def _upsample(net: Converter, name: str, module: nn.Upsample, x: Value) -> Value:
@@ -315,7 +306,8 @@ def softmax_over(net: Converter, what: str, log: bool, dim: Any, x: Value, dtype
     """A softmax over the channels of each place and element."""
     x = net.vector(x)
     if not net.along_channels(x, dim):
-        raise net.refusal(f"{what} along axis {dim},", x, "take it over the channels, axis 1, of maps that are not flat")
+        remedy = OF_SAMPLES if dim in (0, -net.rank(x)) else "take it over the channels, axis 1, of maps that are not flat"
+        raise net.refusal(f"{what} along axis {dim},", x, remedy)
     # else probabilities would not sum up to 1; from weights, means of logarithms are the means of the old answers
     first = net.pool == "max" or (log and net.pool is not None and not net.weights)
     if first and net.is_result(net.present):

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
@@ -214,7 +215,8 @@ class _Tracer(fx.Tracer):
         whole: Any = obj
         parts = _parts_of(obj.node)
         if parts is None and obj.node.target in (torch.split, "split"):
-            raise RefusedError(f"{_place(self.names)} splits a map in parts whose number is not known; use chunk(number, 1)")
+            place = _place(self.names)
+            raise fx.proxy.TraceError(f"{place} splits a map in parts whose number is not known; use chunk(number, 1)")
         return super().iter(obj) if parts is None else iter([whole[i] for i in range(parts)])
 
     def to_bool(self, obj: fx.Proxy) -> bool:
@@ -234,6 +236,8 @@ class _Tracer(fx.Tracer):
                 f"{_place(self.names)} switches gradients off, which tracing would lose; use requires_grad_(False)"
             )
         node = super().create_node(*args, **kwargs)
+        if (caller := _caller_of_checkpoint()) is not None:
+            node.meta["checkpoint"] = _place(self.names, caller)
         if node.op in ("call_function", "call_method", "get_attr"):
             node.meta["place"] = _place(self.names)
         return node
@@ -269,6 +273,11 @@ def no_own_gradients(model: nn.Module) -> Iterator[None]:
             return before(args)
         function = sys._getframe(1).f_locals.get("cls")
         traced = any(isinstance(a, fx.Proxy) for a in tree_leaves(args))
+        if traced and function is torch.utils.checkpoint.CheckpointFunction:
+            raise RefusedError(
+                f"{_place(names)} uses torch.utils.checkpoint with use_reentrant=True, which cannot be traced; with "
+                "use_reentrant=False it can"
+            )
         if traced or not getattr(function, "__module__", "").startswith("torch."):
             raise RefusedError(
                 f"{_place(names)} calls {getattr(function, '__name__', 'one')}, a torch.autograd.Function, whose gradient is not "
@@ -287,9 +296,19 @@ def _names(model: nn.Module) -> dict[int, str]:
     return {id(m): name for name, m in model.named_modules()}
 
 
-def _place(names: dict[int, str]) -> str:
-    """The module whose forward is running, and the line of code: `layer1.0 (Block, net.py:12)`."""
+def _caller_of_checkpoint() -> Any:
+    """The frame that calls torch.utils.checkpoint, if what runs is called by that."""
     frame: Any = sys._getframe(1)
+    found = None
+    while frame is not None:
+        ours = frame.f_code.co_filename == torch.utils.checkpoint.__file__
+        found, frame = frame.f_back if ours else found, frame.f_back
+    return found
+
+
+def _place(names: dict[int, str], frame: Any = None) -> str:
+    """The module whose forward is running, and the line of code: `layer1.0 (Block, net.py:12)`."""
+    frame = frame or sys._getframe(1)
     line = ""
     while frame is not None:
         line = line or _line(frame)

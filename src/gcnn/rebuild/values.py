@@ -35,6 +35,11 @@ FUNCTIONAL_POOLS: dict[Any, Any] = {
     **dict.fromkeys((F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d), GAdaptiveAvgPool),
 }
 RESHAPES = {torch.reshape, torch.unsqueeze, torch.flatten, operator.getitem, "reshape", "view", "unsqueeze", "flatten"}
+OF_SAMPLES = (
+    "it mixes samples, as the attention over the instances of a bag does, and those stay apart; convert what comes before it "
+    "alone, net.encoder = convert(net.encoder, group)"
+)
+"""The way out for what works along the batch."""
 
 
 @dataclass(frozen=True)
