@@ -1845,12 +1845,165 @@ def test_modules_of_several_names_and_slopes_of_channels_are_replaced() -> None:
     assert equivariance_error(convert(net, p4m, example=x).eval(), p4m, x) < 1e-4
 
 
-def test_a_head_that_is_not_registered_last_is_named() -> None:
-    net = Looks(lambda s, x: s.f(s.c(x).mean((-2, -1))), f=nn.Linear(8, 2), c=conv(3, 8))
-    with pytest.raises(
-        ValueError, match=r"it fails: .*\(f stayed as before: the layer registered last, c, is taken for the head\)"
-    ):
+@pytest.mark.parametrize("weights", [False, True])
+@pytest.mark.parametrize(
+    "net",
+    [
+        Looks(lambda s, x: s.f(s.c(x).mean((-2, -1))), f=nn.Linear(32, 2), c=conv(3, 32)),
+        Looks(lambda s, x: s.f(s.c(x).mean((-2, -1))), c=conv(3, 32), f=nn.Linear(32, 2), aux=nn.Linear(32, 5)),
+        Looks(lambda s, x: s.f(F.relu(s.d(s.c(x)))), c=conv(3, 32), f=conv(32, 6, 1), d=conv(32, 32)),
+        Looks(lambda s, x: s.f(F.relu(s.c(x))).sigmoid_(), c=conv(3, 32), f=conv(32, 6, 1), aux=conv(32, 6, 1)),
+    ],
+)
+def test_heads_are_those_that_make_the_results_where_modules_are_replaced(net: Looks, weights: bool) -> None:
+    torch.manual_seed(0)
+    net, x = net.eval(), torch.randn(2, 3, 9, 9)
+    if weights and "sigmoid_" not in net.how.__code__.co_names:
+        made = convert(net, p4m, "channels", weights=True, example=x)
+        answers = [net(act(p4m, h, x)) for h in range(8)]
+        back = [act(p4m, p4m.inverse[h], y) if y.ndim > 2 else y for h, y in enumerate(answers)]
+        torch.testing.assert_close(made(x), torch.stack(back).mean(0), rtol=1e-4, atol=1e-5)
+    made = convert(net, p4m, example=x).eval()
+    assert made(x).shape == net(x).shape
+    assert equivariance_error(made, p4m, x) < 1e-4
+    assert sum(m.out_channels < 32 for m in made.modules() if isinstance(m, LiftConv)) == 1  # others are narrower
+
+
+def test_the_head_of_a_branch_that_the_example_does_not_take_keeps_its_classes() -> None:
+    def forward(s: Any, x: Tensor) -> Any:
+        y = s.c(x).mean((-2, -1))
+        return s.f(y) if float(x.mean()) < 1 else s.g(y)
+
+    net, x = Written(forward, c=conv(3, 32), g=nn.Linear(32, 5), f=nn.Linear(32, 5)), torch.rand(2, 3, 9, 9)
+    made = convert(net, p4, example=x)
+    assert made(x).shape == made(x + 2).shape == (2, 5)
+
+
+@pytest.mark.parametrize(
+    ("net", "words"),
+    [
+        (
+            Looks(lambda s, x: s.f(s.c(x).mean((-2, -1))).detach(), f=nn.Linear(8, 2), c=conv(3, 8)),
+            r"it fails: .*\(f stayed as before: the layer registered last, c, is taken for the head: register the head last\)",
+        ),
+        (
+            Looks(lambda s, x: s.f(s.d(s.c(x))).detach(), c=conv(3, 32), f=conv(32, 6, 1), d=conv(32, 32)),
+            r"expected input .* \(the layer registered last, d, is taken for the head: register the head last\)",
+        ),
+        (
+            Looks(lambda s, x: s.f(s.c(x)).detach(), c=conv(3, 32), f=conv(32, 6, 1), aux=conv(32, 6, 1)),
+            r"returns \(2, 6, 9, 9\), and the converted one \(2, \d, 9, 9\) \(the layer registered last, aux, is taken for",
+        ),
+        (
+            Looks(lambda s, x: s.f(s.d(s.c(x))), c=conv(3, 32), d=conv(32, 6, 1), f=conv(6, 6, groups=6)),
+            r"and the converted one \(2, \d, 9, 9\) \(taken for heads, since they make the results on the example: f\)",
+        ),
+    ],
+)
+def test_classes_are_not_lost_where_the_head_is_not_known(net: nn.Module, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
         convert(net, p4m, example=torch.randn(2, 3, 9, 9))
+
+
+class Conv3DSimple(nn.Conv3d):
+    """As torchvision's r3d_18 has it."""
+
+    @staticmethod
+    def get_downsample_stride(stride: int) -> tuple[int, int, int]:
+        return stride, stride, stride
+
+
+class Doubled(nn.Conv3d):
+    def _conv_forward(self, *args: Any) -> Tensor:
+        return 2 * super()._conv_forward(*args)
+
+
+def test_layers_with_new_methods_are_those_of_torch() -> None:
+    torch.manual_seed(0)
+    net, x = nn.Sequential(Conv3DSimple(1, 4, 3), nn.ReLU(), Conv3DSimple(4, 2, 3)).double(), torch.randn(1, 1, 7, 7, 7).double()
+    made = convert(net, Oh, "channels", weights=True, example=x)
+    mean = torch.stack([act(Oh, Oh.inverse[h], net(act(Oh, h, x))) for h in range(48)]).mean(0)
+    torch.testing.assert_close(made(x), mean, rtol=0, atol=1e-10)
+    with pytest.raises(ValueError, match=r"a call of conv3d, .* use a layer, nn.Conv3d; filters of your own"):
+        convert(nn.Sequential(Doubled(1, 4, 3)), Oh)
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda s, x: s.d(torch.cat([(y := s.c(x))[:, 4:], y[:, :4]], axis=1)),  # type: ignore[call-arg]
+        lambda s, x: s.d(torch.cat(s.c(x).chunk(2, 1), 1)),
+        lambda s, x: s.d(torch.cat(tensors=torch.split(s.c(x), 4, dim=1), dim=1)),
+        lambda s, x: s.d(torch.cat(torch.chunk(s.c(x), chunks=2, axis=1), axis=-3)),  # type: ignore[call-arg]
+        lambda s, x: s.d(s.c(x).amax(axis=(2, 3), keepdims=True)),
+    ],
+)
+def test_parts_are_concatenated_along_an_axis_of_either_name(forward: Any) -> None:
+    torch.manual_seed(0)
+    net, x = Written(forward, c=conv(3, 8), d=conv(8, 2)).double(), torch.randn(2, 3, 9, 9).double()
+    made = convert(net, p4m, "channels", weights=True)
+    mean = torch.stack([act(p4m, p4m.inverse[h], net(act(p4m, h, x))) for h in range(8)]).mean(0)
+    torch.testing.assert_close(made(x), mean, rtol=0, atol=1e-10)
+
+
+def test_images_in_place_of_lists_are_not_concatenated() -> None:
+    with pytest.raises(ValueError, match=r"a call of cat, cannot be made equivariant on a map"):
+        convert(Written(lambda s, x: torch.cat(s.c(x), 0), c=conv(3, 8)), p4)
+
+
+@pytest.mark.parametrize("how", [nn.AdaptiveAvgPool2d((3, 3)), lambda y: F.adaptive_avg_pool2d(y, 3)])
+def test_hexagons_are_not_pooled_to_boxes(how: Any) -> None:
+    net = Written(lambda s, x: s.f(s.how_(s.c(x)).flatten(1)), c=conv(3, 8), f=nn.Linear(72, 4), how_=how)
+    match = r"(how_|adaptive_avg_pool2d), an adaptive pool to \(3, 3\) cells, .* pool to 1, or take a group of the square lattice"
+    with pytest.raises(ValueError, match=match):
+        convert(net, p6m)
+    convert(net, p4m)
+
+
+def assigns(s: Any, x: Tensor) -> Tensor:
+    y: Tensor = s.c(x)
+    y[y < 0] = 0
+    return y
+
+
+@pytest.mark.parametrize(
+    ("forward", "words"),
+    [
+        (lambda s, x: F.normalize(s.c(x), dim=(2, 3)), r"a normalize along axis \(2, 3\), cannot .* axis 1 \(in "),  # type: ignore[arg-type]
+        (assigns, r"cannot trace Written: Written \(test_convert.py:\d+\) assigns to a part of a tensor, .* F.relu or clamp"),
+        (
+            lambda s, x: F.linear(s.c(x).mean((2, 3)), s.f.weight, s.f.bias),
+            r"a call of linear, .* use a layer, nn.Linear; .* \(in Written \(test_convert.py:\d+\)\)",
+        ),
+    ],
+)
+def test_calls_that_are_not_known_name_the_way_out(forward: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        convert(Written(forward, c=conv(3, 8), f=nn.Linear(8, 2)), p4)
+
+
+def test_assignments_are_kept_where_modules_are_replaced() -> None:
+    x = torch.randn(2, 3, 9, 9)
+    made = convert(Written(assigns, c=conv(3, 8)), p4, example=x)
+    assert equivariance_error(made.eval(), p4, x) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "words"),
+    [
+        ({"keep": "channels", "weights": "no_such_file.pt"}, TypeError, r"weights must be True or False, got 'no_such_file.pt'"),
+        (
+            {"example": torch.zeros(1, 3, 9, 9, dtype=torch.uint8)},
+            ValueError,
+            r"of floating-point numbers, got \(1, 3, 9, 9\) of torch.uint8; use example.float\(\)",
+        ),
+        ({"example": [torch.zeros(1, 3, 9, 9)]}, TypeError, r"a tensor, or a tuple of tensors for several inputs, got list$"),
+        ({"example": (torch.zeros(1, 3, 9, 9), 3)}, TypeError, r"several inputs, got a tuple with int$"),
+    ],
+)
+def test_what_options_were_expected(options: dict[str, Any], kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind, match=words):
+        convert(nn.Sequential(conv(3, 8)), p4, **options)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from gcnn import Oh, line, p4, p4m, p6, p6m, pm
+from gcnn.export import planar
 from gcnn.functional import act, correlate, planar_gcorr, planar_gcorr_transpose, transform_filter
+from gcnn.models import build
 from gcnn.nn import (
     CosetPool,
     GAdaptiveAvgPool,
@@ -35,7 +37,8 @@ def zeros(*shape: int) -> Tensor:
 
 
 ONE: Any = 1  # where something else belongs
-FORGOTTEN: list[Any] = [LiftConv, GConv, GConvTranspose, GLinear, GMaxPool, Restrict, GLayerNorm]  # called without a group
+# called without a group
+FORGOTTEN: list[Any] = [LiftConv, GConv, GConvTranspose, GLinear, GMaxPool, Restrict, GLayerNorm, GBatchNorm]
 MIXED = r"must be equal along axes \(0, 1\), which p4 mixes"
 FUNCTIONS: list[tuple[Callable[[], Any], str]] = [
     (lambda: upsample(p4, zeros(1, 1, 4, 4, 4), scale_factor=(2, 3)), r"upsample: scale_factor \(=\(2, 3\)\) " + MIXED),
@@ -77,6 +80,10 @@ AT_CONSTRUCTION: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: FORGOTTEN[4](2), TypeError, r"GMaxPool: expected a Group .* got 2; the group comes first: GMaxPool\(p4m, 2\)"),
     (lambda: FORGOTTEN[5]((0, 1)), TypeError, r"the group comes first: Restrict\(p4m, \(0, 1\)\)"),
     (lambda: FORGOTTEN[6](16), TypeError, r"the group comes first: GLayerNorm\(p4m, 16\)"),
+    (lambda: FORGOTTEN[7](16), TypeError, r"the group comes first: GBatchNorm\(p4m, 16\)"),
+    (lambda: build("resnet18", group=3), TypeError, r"build\('resnet18'\): expected a group, such as p4m, or its name, got 3"),
+    (lambda: build("p4cnn", group=None), TypeError, "expected a group, such as p4m, or its name, got None"),
+    (lambda: planar(ONE), TypeError, "planar: expected a network, an nn.Module, got int"),
     (lambda: LiftConv("P4", 1, 2, 3), TypeError, r"LiftConv: expected a Group .* such as gcnn.GROUPS\['p4'\], got 'P4'"),  # type: ignore[arg-type]
     (lambda: GBatchNorm(16, 3), TypeError, r"GBatchNorm: expected a Group as the first argument"),  # type: ignore[arg-type]
     (

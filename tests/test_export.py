@@ -171,6 +171,33 @@ def test_planar_networks_of_awkward_users() -> None:
     torch.testing.assert_close(more["image"], others["image"], rtol=1e-12, atol=1e-12)
 
 
+class Parts(nn.Module):
+    """A map that is taken apart, and put together again."""
+
+    def __init__(self, group: Group, how: Any) -> None:
+        super().__init__()
+        self.lift, self.back, self.how = LiftConv(group, 3, 4, 3, padding=1), GConv(group, 4, 2, 3), how
+
+    def forward(self, x: Tensor) -> Any:
+        return self.how(self, self.lift(x))
+
+
+@pytest.mark.parametrize("group", [p4, p6], ids=str)
+@pytest.mark.parametrize(
+    "how",
+    [
+        lambda s, y: s.back(torch.cat(y.chunk(2, 1), 1)),
+        lambda s, y: s.back(torch.cat(tensors=torch.split(y, [1, 3], 1), dim=1).relu()),
+        lambda s, y: s.back(torch.cat([y[:, :2], y[:, :2]], axis=1)),  # type: ignore[call-arg]
+        lambda s, y: torch.cat(y.unbind(2), 1),
+    ],
+)
+def test_parts_of_maps_are_concatenated(group: Group, how: Any) -> None:
+    torch.manual_seed(0)
+    net, x = Parts(group, how).double().eval(), image(group, channels=3)
+    torch.testing.assert_close(planar(net)(x), net(x), rtol=1e-12, atol=1e-12)
+
+
 def test_planar_is_a_copy_and_leaves_the_network_alone() -> None:
     net = nn.Sequential(
         LiftConv(p4, 3, 4, 3), GBatchNorm(p4, 4), CosetPool(p4), nn.Flatten(), nn.Dropout(), nn.Linear(196, 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from torch import nn
 
 from common import plane_groups
 from gcnn import Group, Oh, p1, p4, p4m, p6, p6m
-from gcnn.models import MODELS, build
+from gcnn.models import MODELS, build, load, load_into, save
+from gcnn.models.planar import Bottleneck
 from gcnn.nn import GConv, GMaxPool
 from gcnn.recipes import RECIPES
 from gcnn.testing import equivariance_error, explain
@@ -105,16 +107,16 @@ def test_wrong_names_and_arguments_say_why() -> None:
 
 
 STAGES: list[tuple[str, dict[str, Any], str]] = [
-    ("resnet18", {"widths": (8, 16, 32)}, r"resnet18 has 4 stages, got 3 widths \(8, 16, 32\); give one a stage"),
+    ("resnet18", {"widths": (8, 16, 32)}, r"resnet18 has 4 stages, got 3 widths \(8, 16, 32\); give one per stage"),
     ("resnet18", {"layers": (1, 1)}, r"resnet18 with layers=\(1, 1\) has 2 stages, got 4 widths \(64, 128, 256, 512\)"),
     ("convnext-tiny", {"widths": (8, 16, 32)}, r"convnext-tiny has 4 stages, got 3 widths"),
     ("convnext-tiny", {"depths": (1, 1, 1)}, r"convnext-tiny with depths=\(1, 1, 1\) has 3 stages, got 4 widths"),
     ("resnet10-3d", {"widths": (4, 4)}, r"resnet10-3d has 4 stages, got 2 widths"),
-    ("resnet44", {"widths": 8}, r"widths must be positive whole numbers, one a stage, such as \(11, 23, 45\), got 8"),
-    ("digit-resnet", {"widths": ()}, r"widths must be positive whole numbers, one a stage, such as \(16, 32, 64\), got \(\)"),
-    ("resnet18", {"widths": (8, 0, 8, 8)}, r"widths must be positive whole numbers, one a stage, .* got \(8, 0, 8, 8\)"),
+    ("resnet44", {"widths": 8}, r"widths must be positive whole numbers, one per stage, such as \(11, 23, 45\), got 8"),
+    ("digit-resnet", {"widths": ()}, r"widths must be positive whole numbers, one per stage, such as \(16, 32, 64\), got \(\)"),
+    ("resnet18", {"widths": (8, 0, 8, 8)}, r"widths must be positive whole numbers, one per stage, .* got \(8, 0, 8, 8\)"),
     ("resnet26", {"blocks": (1, 2)}, r"blocks must be a whole number, such as 4, got \(1, 2\)"),
-    ("densenet", {"blocks": 3}, r"blocks must be whole numbers, one a stage, such as \(6, 12, 24, 16\), got 3"),
+    ("densenet", {"blocks": 3}, r"blocks must be whole numbers, one per stage, such as \(6, 12, 24, 16\), got 3"),
 ]
 
 
@@ -184,3 +186,12 @@ def test_maps_can_be_halved_exactly(name: str, options: dict[str, Any], group: G
     assert count(exact) == count(faithful)
     with pytest.raises(ValueError, match='downsample must be "stride"'):
         build(name, group=group, downsample="other", **options)
+
+
+def test_weights_of_networks_whose_options_are_no_json(tmp_path: Path) -> None:
+    net = build("resnet18", block=Bottleneck, widths=(4, 4, 4, 4), stem=3)
+    save(net, tmp_path / "mine.safetensors")
+    with pytest.raises(ValueError, match=r"does not say which network it is of: make that, and use load_into"):
+        load(tmp_path / "mine.safetensors")
+    again = load_into(build("resnet18", block=Bottleneck, widths=(4, 4, 4, 4), stem=3), tmp_path / "mine.safetensors")
+    assert all(torch.equal(a, b) for a, b in zip(net.state_dict().values(), again.state_dict().values(), strict=True))

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.utils.flop_counter import FlopCounterMode
 
 from gcnn import __version__
 from gcnn.checks import unknown
@@ -424,6 +423,8 @@ def _export(told: argparse.Namespace) -> None:
 
 
 def _models(told: argparse.Namespace) -> None:
+    from torch.utils.flop_counter import FlopCounterMode  # which brings Triton along where it is installed
+
     print(f"{'name':16}{'group':8}{'parameters':>12}{'image':>18}{'multiplications':>17}")
     for name, shape in EXAMPLES.items():
         with torch.device("meta"):

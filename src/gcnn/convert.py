@@ -142,13 +142,13 @@ def _one_by_one(
     factor: float,
 ) -> nn.Module:
     """The network with its modules replaced, since it cannot be traced."""
-    one_by_one = _Replacer(model, group, pool, weights)
+    one_by_one = _Replacer(model, group, pool, weights, example)
     factor = _fitted(one_by_one, factor) if keep == "params" else factor
     made = _replaced(one_by_one, factor, example)
     _with_modes_of(model, made if pool is None or not isinstance(made, nn.Sequential) else made[0])
     for p in () if weights else made.parameters():
         p.requires_grad_(p.is_floating_point() or p.is_complex())
-    _checked(made, model, group, pool, example)
+    _checked(made, model, group, pool, example, heads=one_by_one)
     if weights and pool == "mean":
         _check_mean(made, model, group, example)
     return made
@@ -170,6 +170,8 @@ def _check_options(model: nn.Module, group: Group, keep: Keep, pool: str | None,
         raise ValueError(f'convert: keep must be "params", "channels" or "cost", got {keep!r}')
     if pool not in ("mean", "max", None):
         raise ValueError(f'convert: pool must be "mean", "max" or None, got {pool!r}')
+    if not isinstance(weights, bool):
+        raise TypeError(f"convert: weights must be True or False, got {weights!r}; load a file into the old network first")
     if weights and keep != "channels":
         raise ValueError(f'convert: weights=True needs all of the channels, keep="channels", got keep={keep!r}')
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
@@ -214,10 +216,17 @@ def _check_options(model: nn.Module, group: Group, keep: Keep, pool: str | None,
         )
     for image in given:
         if not isinstance(image, Tensor):
-            raise TypeError(f"convert: expected an example image, or a tuple of them for several inputs, got {image!r}")
+            came = f"a tuple with {type(image).__name__}" if isinstance(example, tuple) else type(image).__name__
+            raise TypeError(f"convert: expected an example image, a tensor, or a tuple of tensors for several inputs, got {came}")
     pictures = [image for image in given if image.ndim == group.dim + 2]
-    if given and not (pictures and all(image.is_floating_point() for image in pictures)):
+    if given and not pictures:
         raise ValueError(f"convert: expected an example image with {group.dim + 2} axes, got {_shapes(given)}")
+    whole = next((image for image in pictures if not image.is_floating_point()), None)
+    if whole is not None:
+        raise ValueError(
+            f"convert: expected an example image of floating-point numbers, got {tuple(whole.shape)} of {whole.dtype}; use "
+            "example.float()"
+        )
     if len({(len(x), *x.shape[2:]) for x in pictures}) > 1:
         raise ValueError(
             f"convert: example images of several inputs are checked together, and must be of one size, got {_shapes(example)}"
@@ -288,8 +297,12 @@ def _checked(
     pool: str | None,
     example: Tensor | tuple[Tensor, ...],
     axes: Sequence[str] = (),
+    heads: _Replacer | None = None,
 ) -> nn.Module:
-    """The network, unless something that it returns is not equivariant on the example; `axes` tells where channels are."""
+    """The network, unless something that it returns is not equivariant on the example; `axes` tells where channels are.
+
+    Where modules were replaced, nothing but the example tells whether the `heads` are those that make the results.
+    """
     given = inputs_for(made, example)
     pictures = [image for image in given if image.ndim == group.dim + 2]
     x, inputs = torch.cat(pictures, 1), _Inputs(given, group.dim + 2)
@@ -301,16 +314,21 @@ def _checked(
     results, alone = leaves(result), isinstance(result, Tensor) and len(given) == 1 and not any(axes)
     tensors = [i for i, y in enumerate(results) if isinstance(y, Tensor)]
     places = dict(zip(tensors, axes, strict=True)) if len(axes) == len(tensors) else {}
-    if pool is not None:
+    before: list[Any] = []
+    if pool is not None or heads is not None:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             before = leaves(copy.deepcopy(model).eval()(*inputs(x)))
-        for i, (y, was) in enumerate(zip(results, before, strict=True)):
-            if isinstance(was, Tensor) and not places.get(i) and _without_channels(y) != _without_channels(was):
-                raise ValueError(
-                    f"convert: on the example the network returns {tuple(was.shape)}, and the converted one {tuple(y.shape)}"
-                    + (f", number {i} of its results" if len(results) > 1 else "")
-                    + "; it reshapes a map in a way that is not known: flatten(1), means over space and views (N, C, 1, 1) are"
-                )
+    for i, (y, was) in enumerate(zip(results, before, strict=bool(before))):
+        if not isinstance(was, Tensor):
+            continue
+        told = f"convert: on the example the network returns {tuple(was.shape)}, and the converted one {tuple(y.shape)}"
+        told += f", number {i} of its results" if len(results) > 1 else ""
+        if pool is not None and not places.get(i) and _without_channels(y) != _without_channels(was):
+            raise ValueError(
+                f"{told}; it reshapes a map in a way that is not known: flatten(1), means over space and views (N, C, 1, 1) are"
+            )
+        if heads is not None and y.shape[1:2] != was.shape[1:2]:
+            raise ValueError(f"{told} ({heads.taken}). Convert the parts between the branches of its forward, one at a time")
     for i, y in enumerate(results):
         if isinstance(y, Tensor) and y.is_floating_point():
             found = explain(made if alone else _One(made, inputs, i, places.get(i, "")), x, group)
@@ -375,15 +393,27 @@ class _One(nn.Module):
 class _Replacer:
     """Replaces the modules of a network one by one, as a `Converter` rebuilds a traced one."""
 
-    def __init__(self, model: nn.Module, group: Group, pool: Literal["mean", "max"] | None, weights: bool) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        group: Group,
+        pool: Literal["mean", "max"] | None,
+        weights: bool,
+        example: Tensor | tuple[Tensor, ...],
+    ) -> None:
         self.model, self.pool = model, pool
         self.leaves = [(name, m) for name, m in model.named_modules() if not list(m.children()) and name]
-        self.last = [name for name, m in self.leaves if isinstance(m, (*CONVS, *TRANSPOSED, nn.Linear))][-1]
+        self.heads = _heads_of(model, example)
+        self.taken = f"taken for heads, since they make the results on the example: {', '.join(self.heads)}"
+        if not self.heads:
+            self.heads = [name for name, m in self.leaves if isinstance(m, (*CONVS, *TRANSPOSED, nn.Linear))][-1:]
+            self.taken = f"the layer registered last, {self.heads[0]}, is taken for the head: register the head last"
+        self.linear = isinstance(model.get_submodule(self.heads[0]), nn.Linear)
         self.shell = Converter.__new__(Converter)
         self.shell.model, self.shell.group, self.shell.pool, self.shell.weights = model, group, None, weights
-        self.shell.heads = self.shell.final = {self.last}
+        self.shell.heads = self.shell.final = set(self.heads)
         self.shell.multiple, self.shell.unit = 1, 0
-        if pool is None and isinstance(model.get_submodule(self.last), nn.Linear):
+        if pool is None and self.linear:
             raise ValueError("convert: a network that torch.fx cannot trace needs pool=")
 
     def parameters(self) -> int:
@@ -401,14 +431,14 @@ class _Replacer:
                     parent, _, last = each.rpartition(".")
                     setattr(made.get_submodule(parent), last, new)
             lifted = lifted or isinstance(module, CONVS)
-        if self.pool is None or isinstance(made.get_submodule(self.last), _Head):
+        if self.pool is None or self.linear:
             return made
         return nn.Sequential(made, CosetPool(self.shell.group, reduce=self.pool))
 
     def _new(self, name: str, module: nn.Module, lifted: bool) -> nn.Module:
         shell = self.shell
         shell.graph, shell.root, shell.made, shell.values = fx.Graph(), nn.Module(), {}, {}
-        if name == self.last and isinstance(module, nn.Linear):
+        if name in self.heads and isinstance(module, nn.Linear):
             width, pool = max(1, round(module.in_features * shell.factor)), self.pool
             head: Any = shell.layer(name, module, lambda: _Head(shell.group, module, width, pool))
             if shell.weights:
@@ -432,6 +462,47 @@ class _Replacer:
         return found or shell.copied(module)
 
 
+def _heads_of(model: nn.Module, example: Tensor | tuple[Tensor, ...]) -> list[str]:
+    """The layers that make the results on the example, as `gcnn.rebuild.graph.heads` finds them; none if that cannot be told.
+
+    What stands between them and the results, autograd has recorded.
+    """
+    net = copy.deepcopy(model).eval().requires_grad_(False)
+    layers: dict[str, Any] = {name: m for name, m in net.named_modules() if isinstance(m, (*CONVS, *TRANSPOSED, nn.Linear))}
+    made_by: dict[Any, str] = {}
+    ran: set[str] = set()
+
+    def record(name: str, made: Tensor) -> None:
+        ran.add(name)
+        made_by[made.grad_fn] = name
+
+    for name, m in layers.items():
+        m.weight.requires_grad_(True)
+        m.register_forward_hook(lambda _, given, made, name=name: record(name, made))
+    try:
+        with torch.enable_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's, of float(x) where gradients are recorded
+            results = leaves(net(*inputs_for(net, example)))
+    except Exception:  # a forward that runs without gradients alone
+        return []
+    waiting = [y.grad_fn for y in results if isinstance(y, Tensor) and y.grad_fn is not None]
+    found, seen = set[str](), set(waiting)
+    while waiting:
+        step = waiting.pop()
+        if step in made_by:
+            found.add(made_by[step])
+            continue
+        new = [f for f, _ in step.next_functions if f is not None and f not in seen]
+        seen.update(new)
+        waiting += new
+    if len({isinstance(layers[name], nn.Linear) for name in found}) != 1:  # none; or of two kinds, of which one may be a gate
+        return []
+    # a layer that did not run may be the head of another branch
+    classes = {name: (type(m), getattr(m, "out_features", 0) or m.out_channels) for name, m in layers.items()}
+    like = {classes[name] for name in found}
+    return [name for name in layers if name in found or (name not in ran and classes[name] in like)]
+
+
 def _replaced(build: _Replacer, factor: float, example: Tensor | tuple[Tensor, ...]) -> nn.Module:
     """The network with its modules replaced, tried on the example."""
     made = build.at(factor)
@@ -439,11 +510,11 @@ def _replaced(build: _Replacer, factor: float, example: Tensor | tuple[Tensor, .
         with torch.no_grad():
             copy.deepcopy(made).eval()(*inputs_for(made, example))
     except Exception as error:
-        linear = [name for name, m in build.leaves if isinstance(m, nn.Linear) and name != build.last]
-        left = f" ({', '.join(linear)} stayed as before: the layer registered last, {build.last}, is taken for the head)"
+        linear = [name for name, m in build.leaves if isinstance(m, nn.Linear) and name not in build.heads]
+        left = f"{', '.join(linear)} stayed as before: " if linear else ""
         raise ValueError(
             f"convert: {type(build.model).__name__} cannot be traced by torch.fx, and with its modules replaced it fails: "
-            f"{error}{left if linear else ''}. Convert the parts between the branches of its forward, one at a time"
+            f"{error} ({left}{build.taken}). Convert the parts between the branches of its forward, one at a time"
         ) from error
     return made.train(build.model.training)
 

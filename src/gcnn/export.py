@@ -48,6 +48,8 @@ def planar(model: nn.Module, fold: bool = False, example: Tensor | tuple[Tensor,
     >>> sorted({type(m).__name__ for m in fast.modules() if not list(m.children())})
     ['BatchNorm2d', 'Conv2d', 'MaxPool2d', 'ReLU']
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"planar: expected a network, an nn.Module, got {type(model).__name__}")
     if isinstance(model, GModule | GBatchNorm):  # one layer
         model = nn.Sequential(model).train(model.training)
     with _in_eval(model):
@@ -86,7 +88,7 @@ def to_onnx(
         raise FileExistsError(f"to_onnx: {path} is there already; choose another name, or overwrite=True")
     if {p.dtype for p in model.parameters()} | {example.dtype} != {torch.float32}:
         raise ValueError("to_onnx: expected a float32 network and example, which every runtime has; use .float()")
-    there = example.detach().to(next(model.parameters()).device)
+    there = example.detach().to(next(model.parameters(), example).device)
     plain, example = planar(model, fold=True, example=there).cpu(), example.detach().cpu()
     with torch.no_grad(), _in_eval(model):
         expected = model(there)

@@ -111,8 +111,9 @@ class Planar(NewGraph):
             return self._to_square(**args)
         if node.target is torch.cat:
             tensors: Any = node.args[0] if node.args else node.kwargs["tensors"]
-            dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
-            parts = [self._value(t) for t in tensors]
+            dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", node.kwargs.get("axis", 0))
+            # `y.chunk(2, 1)` is one node, whose parts are maps as the old network has them
+            parts = [Value(tensors)] if isinstance(tensors, fx.Node) else [self._value(t) for t in tensors]
             elements = parts[0].elements
             if dim == 1 and elements is not None and all(p.elements == elements for p in parts):  # the K of each element
                 first, *others = parts if alike(parts) else [self._clean(p) for p in parts]

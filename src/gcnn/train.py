@@ -23,7 +23,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from gcnn.config import Config
 from gcnn.data import Dataset, load
@@ -396,6 +395,8 @@ def _holds_settings(path: Path) -> bool:
 
 def _check_takes(model: nn.Module, shape: Sequence[int], config: Config) -> int:
     """How many multiplications an image of this shape takes; a ValueError unless the network takes it."""
+    from torch.utils.flop_counter import FlopCounterMode  # which brings Triton along where it is installed
+
     sides = " x ".join(str(n) for n in shape[1:])
     for m in model.modules():
         if isinstance(m, ToHexagonal):

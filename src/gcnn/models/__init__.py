@@ -105,6 +105,8 @@ def build(name: str, pretrained: bool = False, **options: Any) -> nn.Module:
         if options["group"] not in GROUPS:
             raise ValueError("build: " + unknown("group", options["group"], (n for n, g in GROUPS.items() if g.dim == dim)))
         options["group"] = GROUPS[options["group"]]
+    if not isinstance(options.get("group", p1), Group):
+        raise TypeError(f"build({name!r}): expected a group, such as p4m, or its name, got {options['group']!r}")
     if dim == 3 and isinstance(group := options.get("group"), Group) and group.dim < 3:
         acts_on = ("signals", "images")[group.dim - 1]
         raise ValueError(f"build({name!r}): {group} acts on {acts_on}; for volumes take O or Oh")
@@ -138,7 +140,7 @@ def build(name: str, pretrained: bool = False, **options: Any) -> nn.Module:
 
 
 def _check_stages(name: str, options: dict[str, Any]) -> None:
-    """Raises a ValueError unless sizes are whole numbers, one a stage where the network has so many."""
+    """Raises a ValueError unless sizes are whole numbers, one per stage where the network has so many."""
     builder, defaults = MODELS[name]
     maker = defaults.get("planar", builder)
     usual = {p.name: p.default for p in inspect.signature(maker).parameters.values()} | defaults
@@ -149,14 +151,16 @@ def _check_stages(name: str, options: dict[str, Any]) -> None:
         many, least = isinstance(default, tuple), int(key == "widths")
         numbers = list(value) if many and isinstance(value, Sequence | np.ndarray) else [] if many else [value]
         if not numbers or not all(isinstance(v, int | np.integer) and not isinstance(v, bool) and v >= least for v in numbers):
-            kind = f"{'positive ' * least}whole numbers, one a stage" if many else "a whole number"
+            kind = f"{'positive ' * least}whole numbers, one per stage" if many else "a whole number"
             raise ValueError(f"build({name!r}): {key} must be {kind}, such as {default}, got {value!r}")
     stages = next((key for key in ("layers", "depths") if key in usual), None)
     if stages is not None and "widths" in usual:
         asked = f"{name} with {stages}={tuple(options[stages])}" if stages in options else name
         count, widths = len(options.get(stages, usual[stages])), tuple(options.get("widths", usual["widths"]))
         if count != len(widths):
-            raise ValueError(f"build({name!r}): {asked} has {count} stages, got {len(widths)} widths {widths}; give one a stage")
+            raise ValueError(
+                f"build({name!r}): {asked} has {count} stages, got {len(widths)} widths {widths}; give one per stage"
+            )
 
 
 def load(path: str | Path) -> nn.Module:

@@ -66,11 +66,14 @@ def digest(tensors: dict[str, Tensor]) -> str:
 
 
 def built_from(model: nn.Module) -> Any:
-    """What `build` made a network from: its name and options; None for others, and where the network was changed since."""
+    """What `build` made a network from, its name and options; None for others, and where that is not so any more or no JSON."""
     origin = getattr(model, "meta", {}).get("gcnn") if isinstance(model, fx.GraphModule) else getattr(model, "built_from", None)
     if not origin or origin.get("shapes", shapes := shapes_of(model)) != shapes:
         return None
-    return {"name": origin["name"], "options": origin["options"]}
+    try:
+        return json.loads(json.dumps({"name": origin["name"], "options": origin["options"]}))
+    except TypeError:  # a class of blocks, say
+        return None
 
 
 def shapes_of(model: nn.Module) -> dict[str, tuple[int, ...]]:

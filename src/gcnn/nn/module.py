@@ -24,10 +24,7 @@ class GModule(nn.Module):
 
     def __new__(cls, *args: Any, **options: Any) -> Any:
         """The layer; a TypeError where the group was forgotten, for which Python would miss the last argument."""
-        forgotten = args and isinstance(args[0], int | tuple | list)
-        if forgotten and "group" in list(inspect.signature(cls.__init__).parameters)[1:2]:  # subclasses may take others
-            given = ", ".join([*map(repr, args), *(f"{name}={value!r}" for name, value in options.items())])
-            check_group(cls.__name__, args[0], f"; the group comes first: {cls.__name__}(p4m, {given})")
+        check_group_is_first(cls, args, options)
         return super().__new__(cls)
 
     def __init__(self, group: Group) -> None:
@@ -90,6 +87,14 @@ def naming(label: str) -> Iterator[None]:
         yield
     except ValueError as error:
         raise ValueError(f"{label}: {error}") from None
+
+
+def check_group_is_first(layer: type, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+    """Raises a TypeError where a layer is made without its group."""
+    forgotten = args and isinstance(args[0], int | tuple | list)
+    if forgotten and "group" in list(inspect.signature(layer.__init__).parameters)[1:2]:  # type: ignore[misc]  # subclasses may take others
+        given = ", ".join([*map(repr, args), *(f"{name}={value!r}" for name, value in options.items())])
+        check_group(layer.__name__, args[0], f"; the group comes first: {layer.__name__}(p4m, {given})")
 
 
 def check_group(layer: str, group: Any, way_out: str = "") -> None:

@@ -16,7 +16,7 @@ from gcnn.groups import Group
 from gcnn.kernels.norm import Inside, Whole, follow, has_fast_norm, tied_batch_norm
 from gcnn.lattice import domain_mask, kept_domain, mask_outside
 from gcnn.layout import from_planes, spread, to_planes, traced
-from gcnn.nn.module import Device, GModule, check_group
+from gcnn.nn.module import Device, GModule, check_group, check_group_is_first
 
 
 class GBatchNorm(nn.modules.batchnorm._BatchNorm):
@@ -31,6 +31,11 @@ class GBatchNorm(nn.modules.batchnorm._BatchNorm):
     >>> norm(torch.rand(2, 16, 8, 9, 9)).shape, norm.running_mean.shape
     (torch.Size([2, 16, 8, 9, 9]), torch.Size([16]))
     """
+
+    def __new__(cls, *args: Any, **options: Any) -> Any:
+        """The layer; a TypeError where the group was forgotten."""
+        check_group_is_first(cls, args, options)
+        return super().__new__(cls)
 
     def __init__(
         self,

@@ -239,9 +239,9 @@ def _softmax(net: Converter, node: fx.Node, x: Value) -> Value:
 def _split(net: Converter, node: fx.Node, x: Value) -> Value:
     """The parts of a chunk or split along the channels."""
     what = "chunk" if "chunk" in str(node.target) else "split"
-    given = (*node.args[1:2], *(v for k, v in node.kwargs.items() if k not in ("dim", "tensor", "input")))
-    amount: Any = net.known(given[0])
-    dim = node.args[2] if len(node.args) > 2 else node.kwargs.get("dim", 0)
+    named = arguments(node, "amount", "dim")
+    dim = named.pop("dim", 0)
+    amount: Any = net.known(next(v for k, v in named.items() if k not in ("tensor", "input")))
     if not net.along_channels(x, dim) or not x.old:
         raise net.refusal(f"{node.name}, a {what} along axis {dim},", x, "split maps along their channels, axis 1")
     if isinstance(amount, int):
@@ -335,7 +335,7 @@ def _reduced(net: Converter, node: fx.Node, x: Value) -> Value:
     how = str(getattr(node.target, "__name__", node.target))
     before = {"norm": ("p", "dim"), "std": ("dim", "unbiased"), "var": ("dim", "unbiased")}.get(how, ("dim",))
     named = arguments(node, *before, "keepdim")
-    dims, keepdim = named.get("dim", named.get("axis")), bool(named.get("keepdim", named.get("keepdims", False)))
+    dims, keepdim = named.get("dim"), bool(named.get("keepdim", False))
     rank = net.rank(x)
     places = {d % rank for d in (dims if isinstance(dims, list | tuple) else [dims])} if dims is not None else set()
     channels = {rank - 1 if x.last else 1}
@@ -412,8 +412,8 @@ def _goes_on(node: fx.Node, how: str, rank: int, last: bool) -> list[fx.Node] | 
         space = range(1, now - 1) if last else range(2, now)
         for user in nodes:
             named = arguments(user, "dim", "keepdim")
-            place = named.get("dim", named.get("axis"))
-            same = str(getattr(user.target, "__name__", user.target)) == how and set(named) <= {"dim", "axis"}
+            place = named.get("dim")
+            same = str(getattr(user.target, "__name__", user.target)) == how and set(named) <= {"dim"}
             if not same or not isinstance(place, int) or place % now not in space:
                 return None
         found += nodes
@@ -473,8 +473,10 @@ def _window(net: Converter, node: fx.Node, x: Value, cuts: tuple[slice, ...]) ->
 
 def _cat(net: Converter, node: fx.Node, x: Value) -> Value:
     tensors: Any = node.args[0] if node.args else node.kwargs["tensors"]
-    dim: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
-    parts = [net.value(t) for t in tensors]
+    dim: Any = arguments(node, "dim").get("dim", 0)
+    if isinstance(tensors, fx.Node) and net.value(tensors).kind != "parts":
+        return net.pointwise(node, pointwise=False)
+    parts = net.value(tensors).node if isinstance(tensors, fx.Node) else [net.value(t) for t in tensors]
     if any(p.kind in ("fibre", "flat") for p in parts) and any(p.kind == "other" and not net.waits(p) for p in parts):
         parts = _beside_vectors(net, node, [net.vector(p) for p in parts])
     if any(p.kind == "fibre" for p in parts):

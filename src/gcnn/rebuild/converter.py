@@ -53,11 +53,13 @@ AS_METHODS: dict[Any, str] = {
 }
 
 
-_BY_CALL = "use a layer, nn.Conv2d; filters of your own, and functions of filters, go into the layer of the result"
+_BY_CALL = "use a layer, nn.{}; filters of your own, and functions of filters, go into the layer of the result"
 _STACK = "add them up, or concatenate them along the channels, axis 1"
 _SHUFFLE = "use nn.Upsample, or F.interpolate, and a convolution"
 REMEDIES: dict[Any, str] = {
-    **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d), _BY_CALL),
+    **{getattr(F, f"conv{d}d"): _BY_CALL.format(f"Conv{d}d") for d in (1, 2, 3)},
+    **{getattr(F, f"conv_transpose{d}d"): _BY_CALL.format(f"ConvTranspose{d}d") for d in (1, 2, 3)},
+    F.linear: _BY_CALL.format("Linear").replace("filters", "weights"),
     **dict.fromkeys((nn.PixelShuffle, nn.PixelUnshuffle, F.pixel_shuffle, F.pixel_unshuffle), _SHUFFLE),
     torch.stack: _STACK,
 }
@@ -253,7 +255,7 @@ class Converter:
 
     def along_channels(self, x: Value, dim: Any) -> bool:
         """Whether this axis of the old network's value held its channels."""
-        if dim is None or x.kind not in ("image", "map", "line", "fibre"):
+        if not isinstance(dim, int) or x.kind not in ("image", "map", "line", "fibre"):
             return False
         rank = self.rank(x)
         return bool(-rank <= dim < rank and dim % rank == (rank - 1 if x.last else 1))

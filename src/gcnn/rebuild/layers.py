@@ -257,7 +257,10 @@ def _pool(net: Converter, name: str, module: Any, x: Value) -> Value:
 def adaptive(net: Converter, name: str, size: Any, x: Value) -> Value:
     """A mean over parts of space."""
     one = size == 1 or (isinstance(size, list | tuple) and all(n == 1 for n in size))
-    made = net.layer(name, ADAPTIVE[net.group.dim - 1](size), lambda: GAdaptiveAvgPool(net.group, size))
+    made: Any = net.layer(name, ADAPTIVE[net.group.dim - 1](size), lambda: GAdaptiveAvgPool(net.group, size))
+    if any(made.output_size[i] != 1 for i, _ in net.group.oblique):
+        remedy = f"{net.group} maps hexagons, which have no such parts; pool to 1, or take a group of the square lattice"
+        raise net.refusal(f"{name}, an adaptive pool to {made.output_size} cells,", x, remedy)
     return replace(net.insert(name, made, x), single=one)
 
 

@@ -137,6 +137,10 @@ class _Proxy(InPlaceProxy):
             tracer.looked.append(True)
         return parts
 
+    def __setitem__(self, index: Any, numbers: Any) -> None:
+        place = _place(getattr(self.tracer, "names", {}))
+        raise RuntimeError(f"{place} assigns to a part of a tensor, x[...] = ..., which is not traced; use F.relu or clamp")
+
 
 def _made_of_sizes(node: fx.Node) -> set[fx.Node] | None:
     """The nodes between the tensors and a number that depends on their sizes alone; None if it depends on more."""

@@ -97,12 +97,12 @@ def attribute(model: nn.Module, name: str) -> Any:
 
 
 def of_torch(module: nn.Module) -> bool:
-    """Whether a module does what a class of torch.nn does: it is one, or differs in how it is made alone."""
+    """Whether a module does what a class of torch.nn does: it is one, or differs in how it is made and in new names alone."""
+    own: set[str] = set()
     for kind in type(module).__mro__:
         if kind.__module__.startswith("torch.nn"):
-            return kind is not nn.Module
-        if {name for name, held in vars(kind).items() if callable(held)} - {"__init__", "reset_parameters", "extra_repr"}:
-            return False
+            return kind is not nn.Module and not any(hasattr(kind, name) for name in own)
+        own |= {name for name, held in vars(kind).items() if callable(held)} - {"__init__", "reset_parameters", "extra_repr"}
     return False
 
 
@@ -146,8 +146,9 @@ def spatial(node: fx.Node) -> dict[str, Any]:
 
 
 def arguments(node: fx.Node, *names: str) -> dict[str, Any]:
-    """The arguments of a call after the first, by name."""
-    return dict(zip(names, node.args[1:], strict=False)) | dict(node.kwargs)
+    """The arguments of a call after the first, by name: that of torch, where it takes numpy's too."""
+    as_numpy = {"axis": "dim", "keepdims": "keepdim"}
+    return dict(zip(names, node.args[1:], strict=False)) | {as_numpy.get(k, k): v for k, v in node.kwargs.items()}
 
 
 def whole(scale: Any) -> Any:
