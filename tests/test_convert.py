@@ -1052,7 +1052,7 @@ def test_networks_of_two_images(make: Any, channels: tuple[int, int]) -> None:
 def test_examples_of_two_images_that_do_not_fit() -> None:
     with pytest.raises(ValueError, match="must be of one size"):
         convert(Siamese(), p4, example=(torch.randn(1, 3, 9, 9), torch.randn(1, 3, 6, 6)))
-    with pytest.raises(TypeError, match="expected an example image, or a tuple"):
+    with pytest.raises(TypeError, match="expected an example image, a tensor, or a tuple"):
         convert(Siamese(), p4, example=(torch.randn(1, 3, 9, 9), 3))  # type: ignore[arg-type]
 
 
