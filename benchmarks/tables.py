@@ -95,8 +95,8 @@ def summary() -> str:
     rows.append("")
     rows.append(
         "Test error in percent on the 50,000 digits of rotated MNIST, regenerated; last epoch, nothing chosen on the test set. "
-        "The first three rows have the authors' settings, a constant learning rate among them, with which now and then a run ends "
-        f"in a bad epoch: {few}. [All runs](docs/results.md#rotated-mnist)."
+        "The first three rows have the authors' settings, a constant learning rate among them, with which now and then a run "
+        f"ends in a bad epoch: {few}. [All runs](docs/results.md#rotated-mnist)."
     )
     return "\n".join(rows)
 
