@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types docs format bench clean
+.PHONY: demo test lint types docs kernels format bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/gcnn demo --out out/demo
@@ -24,6 +24,11 @@ docs: $(VENV)/.installed
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/bench.py --quick
+
+# the kernels for GPUs in Triton's interpreter: two minutes, on Linux; make test runs them too once Triton is installed
+kernels: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet "triton>=3.4,<3.9"
+	TRITON_INTERPRET=1 $(BIN)/python tests/triton_laws.py
 
 format: $(VENV)/.installed
 	$(BIN)/ruff format .

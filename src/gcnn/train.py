@@ -441,8 +441,8 @@ def _note_on_exactness(model: nn.Module, shape: Sequence[int], config: Config) -
     turns = "invariant" in known and not config.invariant  # a head that is not invariant
     pools = "downsample" in known and config.downsample != "pool" and group.fills_box
     fits = sorted(exact_sizes(model, x, group), key=lambda n: abs(n - shape[-1]))[:3] if group.fills_box else []
-    size = f"another size ({', '.join(map(str, sorted(fits)))})" if fits else "another size"
-    size = size.replace(")", "; --size)") if fits and config.data == "pictures" else size
+    how = "; --size" if config.data == "pictures" else ""
+    size = f"another size ({', '.join(map(str, sorted(fits)))}{how})" if fits else "another size"
     ways = [way for way, helps in (("--downsample pool", pools), ("--invariant", turns)) if helps]
     return (
         f"note: {config.model} is not exact at {sides}: under {group.name} its answers to random pixels, before training, change "
