@@ -2692,7 +2692,11 @@ def test_blocks_of_parameters_alone_are_hooked_by_explain() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x * self.by.view(-1, 1, 1)
 
-    convert(nn.Sequential(conv(3, 8), Scale(), conv(8, 2)), p4, example=torch.rand(1, 3, 9, 9))
+    x = torch.rand(1, 3, 9, 9)
+    net = convert(
+        nn.Sequential(conv(3, 8), Scale(), conv(8, 2)), p4, example=x
+    )  # without a warning, which would be an error here
+    assert explain(net, x, p4).exact
 
 
 class Recomputed(nn.Module):

@@ -240,8 +240,8 @@ def test_a_process_forked_in_a_run_does_not_hold_its_folder(tmp_path: Path) -> N
             os._exit(0)
         (tmp_path / "run" / "kept").touch()
     try:
-        with module._alone(tmp_path / "run"):
-            pass
+        with module._alone(tmp_path / "run"):  # the child lives, and does not hold it
+            assert os.waitpid(child, os.WNOHANG) == (0, 0)
     finally:
         os.close(write)
         os.close(read)

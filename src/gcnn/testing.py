@@ -259,11 +259,11 @@ def explain(model: nn.Module, x: Tensor, group: Group) -> Explanation:
         whole, size = 0.0, float(y.abs().max())
         for h, found in enumerate(_answers(probe.model, [_turn(group, h, x) for h in range(1, group.order)]), 1):
             whole = _larger(whole, min(_distance(group, found, t, size) for t in probe.outputs(h)))
-        generators = _generators(group)
-        for h in generators:
+        few = generators(group)
+        for h in few:
             probe.compare(h, _turn(group, h, x))
         if not whole <= probe.tolerance and not probe.sees_a_fault():  # one that shows on this very x under others only
-            for h in {*range(1, group.order)}.difference(generators):
+            for h in {*range(1, group.order)}.difference(few):
                 probe.compare(h, _turn(group, h, x))
         search = not whole <= probe.tolerance and probe.stride_fails()
         sizes = _nearest(_exact_sizes(model, x, group), x.shape[-1]) if search else ()
@@ -348,7 +348,8 @@ def _leaves(model: nn.Module) -> dict[nn.Module, str]:
     }
 
 
-def _generators(group: Group) -> list[int]:
+def generators(group: Group) -> list[int]:
+    """Elements of which all others are products: what holds for these holds for all."""
     found: list[int] = []
     for h in range(1, group.order):
         if h not in group.subgroup(*found):

@@ -58,7 +58,7 @@ from gcnn.runs import (
     save_run,
 )
 from gcnn.steps import Inputs, Stepper, batches
-from gcnn.testing import exact_sizes
+from gcnn.testing import exact_sizes, generators
 
 try:
     import fcntl
@@ -454,16 +454,12 @@ def _note_on_exactness(model: nn.Module, shape: Sequence[int], config: Config) -
 @torch.no_grad()
 def _change(model: nn.Module, group: Group, x: Tensor) -> float:
     """How much the answers to `x` change under the elements that generate the group; all 48 of Oh would take a minute."""
-    generators: list[int] = []
-    for h in range(group.order):
-        if h not in group.subgroup(*generators):
-            generators.append(h)
     try:
         inner, x = on_lattice(model.eval(), x)
         x = mask_outside(group, x)
         y = inner(x)
         size = float(y.abs().max()) or 1.0
-        return max((float((inner(act(group, h, x)) - y).abs().max()) / size for h in generators), default=0.0)
+        return max((float((inner(act(group, h, x)) - y).abs().max()) / size for h in generators(group)), default=0.0)
     finally:
         model.train()
 
