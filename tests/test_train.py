@@ -1041,6 +1041,7 @@ def test_runs_that_begin_at_once_do_not_take_the_folder_away(tmp_path: Path) -> 
             done.result()
     assert len(most) >= rounds
     assert all("is being written by another run" in words for words in refused)
+    assert not (tmp_path / "new").exists()
 
 
 def test_one_run_at_a_time_writes_to_a_folder(small: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,22 +104,32 @@ def _alone(folder: Path) -> Iterator[None]:
     if fcntl is None:
         yield
         return
-    new = [path for path in (folder, *folder.parents) if not path.exists()]
-    held = _hold(folder)
+    new: set[Path] = set()
+    try:
+        held = _hold(folder, new)
+    except FileExistsError:
+        _take_away(new)  # parents that were made for it, if nobody uses them
+        raise
     try:
         yield
     finally:
-        with suppress(OSError):  # what was made for a run that did not begin is empty
-            for path in new:
-                path.rmdir()
+        _take_away(new)
         with suppress(OSError):
             fcntl.flock(held, fcntl.LOCK_UN)  # a process that was forked meanwhile holds it too
         os.close(held)
 
 
-def _hold(folder: Path) -> int:
-    """Makes a folder, and locks it; what it returns is to be closed."""
+def _take_away(new: set[Path]) -> None:
+    """Removes folders, inner ones first; what was made for a run that did not begin is empty."""
+    with suppress(OSError):
+        for path in sorted(new, key=lambda path: -len(path.parts)):
+            path.rmdir()
+
+
+def _hold(folder: Path, new: set[Path]) -> int:
+    """Makes a folder, and locks it; what it returns is to be closed. What was not there before goes into `new`."""
     while True:
+        new.update(path for path in (folder, *folder.parents) if not path.exists())
         folder.mkdir(parents=True, exist_ok=True)
         try:
             held = os.open(folder, os.O_RDONLY)
