@@ -140,6 +140,9 @@ class Group:
     def __str__(self) -> str:
         return self.name
 
+    def __hash__(self) -> int:  # what is cached for a group is looked up in every call of a layer, and a text knows its hash
+        return hash(self.code)
+
     def __reduce__(self) -> tuple[Any, ...]:  # derived tables are rebuilt, not pickled
         return Group, (self.name, self.matrices, self.metric)
 

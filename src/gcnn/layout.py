@@ -31,7 +31,7 @@ def to_planes(x: Tensor, dim: int, groups: int = 1) -> Tensor:
 def from_planes(planes: Tensor, elements: int, groups: int = 1) -> Tensor:
     """Planes (N, S K, *X) as a map (N, K, S, *X)."""
     if groups == 1:
-        return planes.unflatten(1, (elements, -1)).transpose(1, 2)
+        return torch.unflatten(planes, 1, (elements, -1)).transpose(1, 2)  # Tensor.unflatten takes twice the time
     return planes.unflatten(1, (groups, elements, -1)).transpose(2, 3).flatten(1, 2)
 
 

@@ -48,16 +48,24 @@ class Setting:
                 self.write(self.before)
 
 
+def few(numbers: int) -> bool:
+    """Whether a GPU works on so many numbers for a shorter time than Python takes to launch one of our kernels.
+
+    Then some more of torch's own, with less Python around them, are faster; not in a CUDA graph, which Python does not launch.
+    """
+    return numbers <= 1 << 24 and not torch.cuda.is_current_stream_capturing()
+
+
 def on_its_gpu(run: Callable[P, R]) -> Callable[P, R]:
     """The same function, with the GPU of its first tensor as the current one: that is where Triton launches kernels."""
 
     @wraps(run)
     def there(*args: P.args, **options: P.kwargs) -> R:
-        numbers = (a[0] if isinstance(a, tuple) and a else a for a in args)
-        device = next(x.device for x in numbers if isinstance(x, Tensor))
-        if device.type != "cuda" or device.index == torch.cuda.current_device():
+        x: Any = args[0] if isinstance(args[0], Tensor | tuple) else args[1]  # a group may come first
+        index = (x[0] if isinstance(x, tuple) else x).get_device()
+        if index < 0 or index == torch.cuda.current_device():
             return run(*args, **options)
-        with torch.cuda.device(device):
+        with torch.cuda.device(index):
             return run(*args, **options)
 
     return there

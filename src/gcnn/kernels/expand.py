@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gcnn.kernels import in_triton
+from gcnn.kernels import few, in_triton
 from gcnn.layout import plain, transformed
 
 library = torch.library.Library("gcnn", "DEF")
@@ -119,16 +119,21 @@ def _collect(
 
 def expand(*arguments: Any) -> Tensor:
     """gcnn::expand without torch's dispatcher, by the fastest road there is; the last argument is of `rows_of`."""
-    if arguments[0].is_cuda and plain(arguments[0]) and in_triton("gather") is not None:
-        return cast("Tensor", in_triton("gather").expand(*arguments[:-1]))
-    return _expand(*arguments)
+    gather = _gather(arguments[0], arguments[1].shape[0] * arguments[0].numel(), arguments[-1])
+    return _expand(*arguments) if gather is None else cast("Tensor", gather.expand(*arguments[:-1]))
 
 
 def collect(*arguments: Any) -> Tensor:
     """gcnn::collect in the same way; the cells of the bank may be laid out in space."""
-    if arguments[0].is_cuda and plain(arguments[0]) and in_triton("gather") is not None:
-        return cast("Tensor", in_triton("gather").collect(*arguments[:-1]))
-    return _collect(*arguments)
+    gather = _gather(arguments[0], arguments[0].numel(), arguments[-1])
+    return _collect(*arguments) if gather is None else cast("Tensor", gather.collect(*arguments[:-1]))
+
+
+def _gather(x: Tensor, numbers: int, index: Tensor | None) -> Any:
+    """The kernels for a bank of so many numbers on a GPU; None where torch's own operations are as fast."""
+    if not x.is_cuda or (index is not None and few(8 * numbers)) or not plain(x):  # torch's pass over them several times
+        return None
+    return in_triton("gather")
 
 
 for _key in ("CPU", "MPS", "Meta"):

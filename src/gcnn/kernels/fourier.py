@@ -91,6 +91,14 @@ def pays_on_cuda(group: Group, dtype: torch.dtype, k_in: int, k_out: int, taps: 
     """
     if group.order > LARGEST or _triton() is None:
         return False
+    return _pays_on_cuda(group, dtype, k_in, k_out, taps, points, part, (allows_tf32(), torch.cuda.current_device()))
+
+
+@lru_cache(maxsize=4096)
+def _pays_on_cuda(
+    group: Group, dtype: torch.dtype, k_in: int, k_out: int, taps: int, points: int, part: Part, settings: tuple[bool, int]
+) -> bool:
+    """The same, found once: to work it out takes as long as to launch a kernel. It depends on `settings` of torch too."""
     sizes = (k_in, k_out, taps, points)
     ours, planar = _seconds(group, dtype, *sizes, part)
     ours += 1e-4
@@ -451,6 +459,8 @@ def _planar_weight_gradient(
     found = _triton().tables(group, kernel_size, dy.device)
     k_out, cells = weight.shape[0], math.prod(kernel_size)
     shape = (group.order * k_out, planes.shape[1], *kernel_size)
+    if planes.dtype in (torch.float16, torch.bfloat16) or allows_tf32():  # as the planar algorithm does, with its rounding
+        planes = planes.movedim(1, -1).contiguous().movedim(-1, 1)
     last = planes.stride(1) == 1
     bank = planes.new_empty(1).expand(shape)  # its numbers do not matter
     stride, padding, dilation = options

@@ -44,9 +44,8 @@ def correlate(x: Tensor, weight: Tensor, bias: Tensor | None, plan: Plan, domain
 
     With the domains of both on a hexagonal lattice, what lies outside of them counts as zero and comes out as zero.
     """
-    # a view that a Function returns could not be changed in place, so the planes become a map out here
-    planes: Tensor = _Correlate.apply(x, weight, bias, plan, domains)
-    return from_planes(planes, plan.tables[0].shape[0], plan.groups)
+    y: Tensor = _Correlate.apply(x, weight, bias, plan, domains)
+    return y if y.ndim > len(plan.kernel_size) + 2 else from_planes(y, plan.tables[0].shape[0], plan.groups)
 
 
 class _Correlate(torch.autograd.Function):
@@ -61,7 +60,7 @@ class _Correlate(torch.autograd.Function):
         small = not x.is_cuda or bank.numel() < max(KEPT, planes.numel() // 8)
         ctx.save_for_backward(x, weight, bias, planes, bank if small else None)
         ctx.rest = plan, domains
-        return y
+        return _as_map(y, plan)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -74,17 +73,30 @@ class _Correlate(torch.autograd.Function):
                 x, weight, bias = x.view_as(x), weight.view_as(weight), None if bias is None else bias.view_as(bias)
                 wanted = [t for t, needed in zip((x, weight, bias), ctx.needs_input_grad, strict=False) if needed]
                 inside = x if domains is None else torch.where(domains[0].mask, x, 0.0)
-                y = to_planes(by_parts(inside, weight, bias, plan), dim, groups)
+                y = by_parts(inside, weight, bias, plan)
+                y = y if grads[0].ndim == dim + 3 else to_planes(y, dim, groups)
                 y = y if domains is None else torch.where(domains[1].mask, y, 0.0)
                 found = iter(torch.autograd.grad(y, wanted, grads[0], create_graph=True))
             return (*(next(found) if needed else None for needed in ctx.needs_input_grad[:3]), None, None)
         bank = make_bank(weight, plan) if bank is None else bank
-        dy = grads[0] if domains is None else torch.where(domains[1].mask, grads[0], 0.0)
+        dy = to_planes(grads[0], dim, groups)
+        dy = dy if domains is None else torch.where(domains[1].mask, dy, 0.0)
         dx, dweight, dbias = gradients(dy, planes, bank, weight, bias, plan, ctx.needs_input_grad[:3])
         if dx is not None:
             _clear(dx, domains and domains[0])
             dx = from_planes(dx, x.shape[2], groups) if x.ndim == dim + 3 else dx
         return dx, dweight, dbias, None, None
+
+
+def _as_map(planes: Tensor, plan: Plan) -> Tensor:
+    """The planes that a correlation returns as a map, the same tensor: of a view autograd would keep account, in both directions,
+    and a Function's could not be changed in place. Where it takes a copy, they stay planes.
+    """
+    if plan.groups > 1 or type(planes) is not Tensor:
+        return planes
+    (n, _, *space), (image, plane, *steps), elements = planes.shape, planes.stride(), plan.tables[0].shape[0]
+    k = planes.shape[1] // elements
+    return planes.as_strided_((n, k, elements, *space), (image, plane, k * plane, *steps))
 
 
 def convolve(planes: Tensor, bank: Tensor, bias: Tensor | None, plan: Plan) -> Tensor:
@@ -98,7 +110,7 @@ def gradients(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The gradients of the planes, of the filters and of their bias."""
     (table, inverse, _, back), groups, geometry = plan.tables, plan.groups, (plan.stride, plan.padding, plan.dilation)
-    ours = wanted[1] and groups == 1 and dy.is_cuda and plain(dy) and in_triton("image") is not None
+    ours = dy.is_cuda and wanted[1] and groups == 1 and plain(dy) and in_triton("image") is not None
     few = ours and in_triton("image").suits(dy, planes, plan.kernel_size)
     sizes = None if bias is None else [bank.shape[0]]
     dx, dweight, dbias = (None, None, None)
@@ -154,11 +166,8 @@ def conv_backward(
     return found
 
 
-def _set_deterministic(value: bool) -> None:
-    torch.backends.cudnn.deterministic = value
-
-
-_DETERMINISTIC = Setting(lambda: torch.backends.cudnn.deterministic, _set_deterministic, lambda: True)
+# torch.backends.cudnn.deterministic, without the time that it takes
+_DETERMINISTIC = Setting(torch._C._get_cudnn_deterministic, torch._C._set_cudnn_deterministic, lambda: True)
 
 
 def by_parts(x: Tensor, weight: Tensor, bias: Tensor | None, plan: Plan) -> Tensor:
@@ -175,7 +184,7 @@ def in_space(bank: Tensor, kernel_size: tuple[int, ...], channels_last: bool) ->
     """A bank (S K_out, S_in K_in, cells) as (S K_out, S_in K_in, *n)."""
     if channels_last and 1 in bank.shape[:2]:  # here unflatten alone would make up other strides
         return bank.mT.unflatten(1, kernel_size).movedim(-1, 1)
-    return bank.unflatten(2, kernel_size)
+    return torch.unflatten(bank, 2, kernel_size)
 
 
 def batched(x: Tensor) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from gcnn.checks import shape_text
 from gcnn.groups import Group
+from gcnn.kernels import few
 from gcnn.kernels.norm import Inside, Whole, follow, has_fast_norm, tied_batch_norm
 from gcnn.lattice import domain_mask, kept_domain, mask_outside
 from gcnn.layout import from_planes, spread, to_planes, traced
@@ -88,14 +89,29 @@ class GBatchNorm(nn.modules.batchnorm._BatchNorm):
         """A map (N, K, S, *X) plane by plane, in the memory format that it has."""
         if by_batch and (traced() or not has_fast_norm(x.device)):
             return super().forward(x if x.ndim < 6 else x.flatten(2, 3)).reshape(x.shape)  # cudnn takes five axes
-        planes, elements = to_planes(x, self.group.dim), x.shape[2]  # (N, S K, *X)
         if by_batch:
             self._check_count(x, x.numel() // x.shape[1])
+        if x.is_cuda and few(x.numel()) and self.momentum is not None and not traced():
+            rows = x.movedim((2, 1), (-2, -1))  # (N, *X, S, K)
+            if rows.is_contiguous():
+                y = self._normalise_rows(rows.flatten(0, -2), by_batch).view_as(rows).movedim((-2, -1), (2, 1))
+                return mask_outside(self.group, y) if hexagonal else y
+        planes, elements = to_planes(x, self.group.dim), x.shape[2]  # (N, S K, *X)
+        if by_batch:
             running, rate = self._running()
             return from_planes(tied_batch_norm(planes, elements, self.weight, self.bias, self.eps, running, rate), elements)
         numbers = [spread(n, elements) for n in (self.running_mean, self.running_var, self.weight, self.bias)]
         y = from_planes(F.batch_norm(planes, numbers[0], numbers[1], numbers[2], numbers[3], eps=self.eps), elements)
         return mask_outside(self.group, y) if hexagonal else y
+
+    def _normalise_rows(self, rows: Tensor, by_batch: bool) -> Tensor:
+        """Rows of K numbers in one call of torch, which passes over many of them more slowly than over planes."""
+        running: Any = (self.running_mean, self.running_var)
+        rate: Any = 0.0
+        if by_batch:
+            running, rate = self._running()
+        mean, var = running or (None, None)
+        return F.batch_norm(rows, mean, var, self.weight, self.bias, by_batch, rate, self.eps)
 
     def _normalise_inside(self, x: Tensor, cells: Tensor) -> Tensor:
         """A map on a hexagonal lattice by the statistics of the cells inside its domain: those alone, laid side by side."""
