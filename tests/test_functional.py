@@ -20,7 +20,11 @@ from common import ALL, every_group, feature_map, some_groups, space
 from gcnn import GROUPS, Group, Oh, line, p3, p4, p4m, p6, p6m
 from gcnn.functional import act, avg_pool, gconv, gcorr, involution, max_pool, transform_filter, upsample
 from gcnn.indices import index_table, support
+from gcnn.kernels.expand import _collect, _expand, numbers_of
 from gcnn.lattice import domain_mask, mask_outside
+from gcnn.layout import as_tensor
+
+CPU = torch.device("cpu")
 
 # --- L_g -----------------------------------------------------------------------------------------------------------------
 
@@ -319,6 +323,23 @@ def test_gradcheck(group: Group) -> None:
     bias = torch.randn(1, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda *a: gcorr(group, *a), (x, psi, bias), fast_mode=True)
     assert torch.autograd.gradgradcheck(lambda *a: gcorr(group, *a), (x, psi, bias), fast_mode=True)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("group", [g for g in ALL if g.fills_box], ids=str)
+def test_filters_are_expanded_number_by_number_as_by_rows(group: Group, groups: int) -> None:
+    """Both ways, for maps and for images: the indices that small layers take on GPUs, on the CPU."""
+    size, cells = (3,) * group.dim, 3**group.dim
+    for stabilizer in (None, range(group.order)):
+        table, inverse = (as_tensor(t, CPU) for t in index_table(group, size, group.check_subgroup(stabilizer)))
+        weight = torch.randn(4, 3, inverse.shape[1], dtype=torch.float64)
+        forth, back = numbers_of(table, inverse, weight, cells, groups)
+        for channels_last in (True, False):
+            options = (table, inverse, cells, groups, channels_last, torch.float64)
+            bank = _expand(weight, *options)
+            assert torch.equal(_expand(weight, *options, forth), bank)
+            copies = torch.randn_like(bank).unflatten(2, size)
+            torch.testing.assert_close(_collect(copies, *options, back), _collect(copies, *options))
 
 
 @some_groups

@@ -48,12 +48,17 @@ class Setting:
                 self.write(self.before)
 
 
-def few(numbers: int) -> bool:
-    """Whether a GPU works on so many numbers for a shorter time than Python takes to launch one of our kernels.
+def launched_from_python(device: int) -> bool:
+    """Whether work on this GPU waits for Python: not on a stream of its own, as those have on which CUDA graphs are recorded.
 
-    Then some more of torch's own, with less Python around them, are faster; not in a CUDA graph, which Python does not launch.
+    Then small layers take some more of torch's own kernels rather than few of ours, which take Python longer to launch.
     """
-    return numbers <= 1 << 24 and not torch.cuda.is_current_stream_capturing()
+    return int(torch._C._cuda_getCurrentRawStream(device)) == 0
+
+
+def few(x: Tensor, numbers: int) -> bool:
+    """Whether a GPU passes over so many numbers in less time than Python needs to launch one of our kernels, and Python does."""
+    return numbers <= 1 << 24 and launched_from_python(x.get_device())
 
 
 def on_its_gpu(run: Callable[P, R]) -> Callable[P, R]:

@@ -16,6 +16,8 @@ from torch import Tensor
 from gcnn.kernels import few, in_triton
 from gcnn.layout import plain, transformed
 
+SMALL = 1 << 19  # numbers of a bank, up to which each has its index
+
 library = torch.library.Library("gcnn", "DEF")
 library.define(
     "expand(Tensor weight, Tensor table, Tensor inverse, int cells, int groups, bool channels_last, ScalarType dtype) -> Tensor"
@@ -80,6 +82,27 @@ def rows_of(table: Tensor, inverse: Tensor, k_out: int, groups: int) -> tuple[Te
     return forth, back
 
 
+def index_of(table: Tensor, inverse: Tensor, weight: Tensor, cells: int, groups: int) -> tuple[Tensor, Tensor]:
+    """The tables for every filter: those of `numbers_of` for small ones on a GPU, which wait for Python, else of `rows_of`."""
+    if table.is_cuda and table.shape == inverse.shape and table.numel() * weight.shape[:2].numel() <= SMALL:
+        return numbers_of(table, inverse, weight, cells, groups)
+    return rows_of(table, inverse, len(weight), groups)
+
+
+def numbers_of(table: Tensor, inverse: Tensor, weight: Tensor, cells: int, groups: int) -> tuple[Tensor, Tensor]:
+    """The same as `rows_of` number by number, (rows, K_in) and (S, K_out, K_in, Q): torch then needs one operation each way.
+
+    The tables are K_in times as large. For groups that fill the box of the kernel.
+    """
+    forth, back = rows_of(table, inverse, len(weight), groups)
+    (_, k_in, q), d = weight.shape, table.shape[1]
+    channel, cosets = torch.arange(k_in, device=table.device), d // cells
+    forth = (forth // q * k_in * q + forth % q)[:, None] + channel * q
+    row, place = (n.view(-1, len(weight), 1, q) for n in (back // d, back % d))  # (S, K_out, 1, Q): of the bank
+    plane = (row * cosets + place % cosets) * k_in + channel[:, None]
+    return forth, plane * cells + place // cosets
+
+
 def _expand(
     weight: Tensor,
     table: Tensor,
@@ -90,12 +113,15 @@ def _expand(
     dtype: torch.dtype,
     index: Tensor | None = None,
 ) -> Tensor:
-    rows = weight.to(dtype).transpose(1, 2)  # (K_out, Q, K_in)
-    if table.shape[1] != inverse.shape[1]:
-        rows = F.pad(rows, (0, 0, 0, 1))
-    k_out, _, k_in = rows.shape
-    index = rows_of(table, inverse, k_out, groups)[0] if index is None else index
-    bank = rows.reshape(-1, k_in).index_select(0, index).view(table.shape[0] * k_out, cells, -1).transpose(1, 2)
+    if index is not None and index.ndim > 1:  # (rows, K_in): of `numbers_of`
+        filled = weight.to(dtype).take(index)
+    else:
+        rows = weight.to(dtype).transpose(1, 2)  # (K_out, Q, K_in)
+        if table.shape[1] != inverse.shape[1]:
+            rows = F.pad(rows, (0, 0, 0, 1))
+        index = rows_of(table, inverse, len(rows), groups)[0] if index is None else index
+        filled = rows.reshape(-1, rows.shape[2]).index_select(0, index)
+    bank = filled.view(len(table) * len(weight), cells, -1).transpose(1, 2)
     return bank if channels_last else bank.contiguous()  # (S K_out, S_in K_in, n^d)
 
 
@@ -109,16 +135,18 @@ def _collect(
     dtype: torch.dtype,
     index: Tensor | None = None,
 ) -> Tensor:
+    wide = torch.promote_types(dtype, torch.float32)
+    if index is not None and index.ndim > 1:
+        return bank.take(index).sum(0, dtype=wide).to(dtype)
     (s, q), k_out = inverse.shape, bank.shape[0] // inverse.shape[0]
     k_in = bank.shape[1] * cells // table.shape[1]
     index = rows_of(table, inverse, k_out, groups)[1] if index is None else index
     copies = bank.movedim(1, -1).reshape(-1, k_in).index_select(0, index).view(s, k_out, q, k_in)
-    wide = torch.promote_types(dtype, torch.float32)
     return copies.sum(0, dtype=wide).to(dtype).transpose(1, 2)  # (K_out, K_in, Q)
 
 
 def expand(*arguments: Any) -> Tensor:
-    """gcnn::expand without torch's dispatcher, by the fastest road there is; the last argument is of `rows_of`."""
+    """gcnn::expand without torch's dispatcher, by the fastest road there is; the last argument is of `index_of`."""
     gather = _gather(arguments[0], arguments[1].shape[0] * arguments[0].numel(), arguments[-1])
     return _expand(*arguments) if gather is None else cast("Tensor", gather.expand(*arguments[:-1]))
 
@@ -131,7 +159,7 @@ def collect(*arguments: Any) -> Tensor:
 
 def _gather(x: Tensor, numbers: int, index: Tensor | None) -> Any:
     """The kernels for a bank of so many numbers on a GPU; None where torch's own operations are as fast."""
-    if not x.is_cuda or (index is not None and few(8 * numbers)) or not plain(x):  # torch's pass over them several times
+    if not x.is_cuda or (index is not None and few(x, 8 * numbers)) or not plain(x):  # torch's pass over them several times
         return None
     return in_triton("gather")
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from gcnn.groups import Group, IntArray
 from gcnn.indices import doubled_coordinates, index_table, places, support
 from gcnn.irreps import FloatArray, fourier_matrix, irreps, multiplications
-from gcnn.kernels import in_triton
+from gcnn.kernels import in_triton, launched_from_python
 from gcnn.kernels.expand import collect, expand_filters
 from gcnn.kernels.planar import batched, conv_backward
 from gcnn.layout import allows_tf32, as_tensor, autocasts, filter_dtype, plain, traced
@@ -85,25 +85,29 @@ RATES = {
 
 
 def pays_on_cuda(group: Group, dtype: torch.dtype, k_in: int, k_out: int, taps: int, points: int, part: Part = "map") -> bool:
-    """Whether the Fourier algorithm is the faster one on a GPU, by a model of the two in the proportions of an H200.
-
-    Launching kernels one by one takes 0.1 ms.
-    """
+    """Whether the Fourier algorithm is the faster one on the current GPU, by a model of the two in the proportions of an H200."""
     if group.order > LARGEST or _triton() is None:
         return False
-    return _pays_on_cuda(group, dtype, k_in, k_out, taps, points, part, (allows_tf32(), torch.cuda.current_device()))
+    device = torch.cuda.current_device()
+    settings = allows_tf32(), launched_from_python(device), device
+    return _pays_on_cuda(group, dtype, k_in, k_out, taps, points, part, settings)
 
 
 @lru_cache(maxsize=4096)
 def _pays_on_cuda(
-    group: Group, dtype: torch.dtype, k_in: int, k_out: int, taps: int, points: int, part: Part, settings: tuple[bool, int]
+    group: Group, dtype: torch.dtype, k_in: int, k_out: int, taps: int, points: int, part: Part, settings: tuple[bool, bool, int]
 ) -> bool:
-    """The same, found once: to work it out takes as long as to launch a kernel. It depends on `settings` of torch too."""
+    """The same, found once: to work it out takes as long as to launch a kernel. It depends on `settings` of torch too.
+
+    Python takes half a millisecond to launch the algorithm; as part of a CUDA graph its many kernels take 0.1 ms for themselves.
+    """
     sizes = (k_in, k_out, taps, points)
     ours, planar = _seconds(group, dtype, *sizes, part)
     ours += 1e-4
     if part != "filters" and _fused().suits(group, dtype, k_in, taps):
         ours = min(ours, _fused().seconds(group, dtype, *sizes))
+    if settings[1]:
+        ours = max(ours, 5e-4)
     return 1.05 * ours < planar
 
 

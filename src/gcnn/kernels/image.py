@@ -18,17 +18,15 @@ from torch import Tensor
 from gcnn.kernels import on_its_gpu
 from gcnn.layout import allows_tf32
 
-LARGEST = 128  # columns that one program holds
 PROGRAMS = 528  # that keep a GPU busy
 
 
-def suits(dy: Tensor, planes: Tensor, kernel_size: tuple[int, ...]) -> bool:
-    """Whether the gradient of filters on such planes is one of few columns, and cuDNN's kernels for it are slow.
+def suits(dy: Tensor, planes: Tensor) -> bool:
+    """Whether cuDNN's kernels for the gradient of filters on such planes are slow, where it is one of few columns.
 
     They are not for more than 64 planes of TF32 or of half the bits.
     """
-    few = planes.shape[1] * math.prod(kernel_size) < LARGEST and planes.dtype != torch.float64
-    return few and (dy.shape[1] <= 64 or (dy.dtype == torch.float32 and not allows_tf32()))
+    return planes.dtype != torch.float64 and (dy.shape[1] <= 64 or (dy.dtype == torch.float32 and not allows_tf32()))
 
 
 @on_its_gpu

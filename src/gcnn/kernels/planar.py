@@ -23,6 +23,7 @@ from gcnn.layout import from_planes, plain, spread, to_planes
 Tables = tuple[Tensor, Tensor, Tensor | None, Tensor | None]  # table, inverse, and the same by rows, where there are
 Domains = tuple[Domain, Domain]  # of the map that goes in, of the one that comes out
 
+FEW = 128  # columns of a gradient of filters that see an image, up to which it has a kernel of its own on GPUs
 KEPT = 1 << 18  # numbers of a bank that is kept for the way back whatever the map: to make it again would take longer
 
 
@@ -110,8 +111,9 @@ def gradients(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The gradients of the planes, of the filters and of their bias."""
     (table, inverse, _, back), groups, geometry = plan.tables, plan.groups, (plan.stride, plan.padding, plan.dilation)
-    ours = dy.is_cuda and wanted[1] and groups == 1 and plain(dy) and in_triton("image") is not None
-    few = ours and in_triton("image").suits(dy, planes, plan.kernel_size)
+    cells = math.prod(plan.kernel_size)
+    ours = planes.shape[1] * cells < FEW and dy.is_cuda and wanted[1] and groups == 1 and plain(dy)
+    few = ours and in_triton("image") is not None and in_triton("image").suits(dy, planes)
     sizes = None if bias is None else [bank.shape[0]]
     dx, dweight, dbias = (None, None, None)
     if wanted[0] or not few:
@@ -121,7 +123,7 @@ def gradients(
         dweight, dbias = in_triton("image").bank_gradient(dy, planes, plan.kernel_size, *geometry)
         dbias = None if bias is None else dbias.to(bias.dtype)
     if dweight is not None:
-        dweight = collect(dweight, table, inverse, math.prod(plan.kernel_size), groups, plan.channels_last, weight.dtype, back)
+        dweight = collect(dweight, table, inverse, cells, groups, plan.channels_last, weight.dtype, back)
     if dbias is not None:
         dbias = dbias.view(groups, table.shape[0], -1).sum(1).flatten()
     return dx, dweight, dbias
@@ -160,12 +162,13 @@ def conv_backward(
 ) -> tuple[Tensor | None, ...]:
     """The gradients of torch.convolution by algorithms that give the same bits in every run; cuDNN has others."""
     with _DETERMINISTIC if dy.is_cuda else nullcontext():
-        found: tuple[Tensor | None, ...] = torch.ops.aten.convolution_backward(
+        found: tuple[Tensor | None, ...] = _backward(
             dy, planes, bank, bias_sizes, stride, padding, dilation, False, (0,) * len(stride), groups, wanted
         )
     return found
 
 
+_backward: Any = torch.ops.aten.convolution_backward.default
 # torch.backends.cudnn.deterministic, without the time that it takes
 _DETERMINISTIC = Setting(torch._C._get_cudnn_deterministic, torch._C._set_cudnn_deterministic, lambda: True)
 

@@ -18,7 +18,7 @@ from gcnn.checks import Size, as_tuple, shape_text
 from gcnn.functional import check_algorithm, correlate, planar_gcorr_transpose, transform_filter, whole_padding
 from gcnn.groups import Group, Subgroup
 from gcnn.indices import index_table, support
-from gcnn.kernels.expand import rows_of
+from gcnn.kernels.expand import index_of
 from gcnn.kernels.fourier import Algorithm, choose
 from gcnn.kernels.planar import Tables
 from gcnn.layout import as_tensor, autocasts, fast_form, spread, traced
@@ -78,7 +78,7 @@ class _Filters(GModule):
 
     def _tables_on(self, device: torch.device) -> Tables:
         table, inverse = (as_tensor(t, device) for t in index_table(self.group, self.kernel_size, self.stabilizer))
-        return table, inverse, *rows_of(table, inverse, self.weight.shape[0], self.groups)
+        return table, inverse, *index_of(table, inverse, self.weight, math.prod(self.kernel_size), self.groups)
 
     def _place_tables(self) -> None:
         """Puts the index tables where the parameters are; self.weight may be computed from those (weight_norm, prune)."""
@@ -114,7 +114,7 @@ class _Filters(GModule):
         if self.tables[0].device != weight.device:
             return self._tables_on(weight.device)
         table, inverse, forth, _ = self.tables
-        fits = forth is None or forth.numel() == weight.shape[0] * table.numel()
+        fits = forth is None or (len(forth) == len(weight) * table.numel() and forth.shape[1:] in ((), weight.shape[1:2]))
         return self.tables if fits else (table, inverse, None, None)  # filters were taken away, or added
 
     def filters(self) -> Tensor:

@@ -91,7 +91,7 @@ class GBatchNorm(nn.modules.batchnorm._BatchNorm):
             return super().forward(x if x.ndim < 6 else x.flatten(2, 3)).reshape(x.shape)  # cudnn takes five axes
         if by_batch:
             self._check_count(x, x.numel() // x.shape[1])
-        if x.is_cuda and few(x.numel()) and self.momentum is not None and not traced():
+        if x.is_cuda and self.momentum is not None and not traced() and few(x, x.numel()):
             rows = x.movedim((2, 1), (-2, -1))  # (N, *X, S, K)
             if rows.is_contiguous():
                 y = self._normalise_rows(rows.flatten(0, -2), by_batch).view_as(rows).movedim((-2, -1), (2, 1))
