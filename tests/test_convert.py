@@ -239,6 +239,8 @@ def test_bad_options(options: dict[str, Any], words: str) -> None:
 def test_other_bad_arguments() -> None:
     with pytest.raises(TypeError, match=r"expected an nn.Module, got 3"):
         convert(3, p4)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"expected the network first, convert\(net, p4\), got the group"):
+        convert(p4, SmallResNet())  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"convert: expected a Group, such as gcnn\.GROUPS\[.p4.\], got"):
         convert(SmallResNet(), "p4")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="do not fit the hexagonal lattice"):
@@ -452,6 +454,24 @@ GOOD: dict[str, nn.Module] = {
     "numbers on the device of the image": Written(
         lambda s, x: s.c(x - torch.tensor([0.1, 0.2, 0.3], device=x.device).view(3, 1, 1)), c=conv(3, 8)
     ),
+    "normalised by numbers in the dtype of the image": Written(
+        lambda s, x: s.c(
+            (x - torch.tensor([0.4, 0.5, 0.6], dtype=x.dtype, device=x.device).view(1, 3, 1, 1))
+            / torch.as_tensor([0.2, 0.3, 0.1], dtype=x.dtype)[None, :, None, None]
+        ),
+        c=conv(3, 8),
+    ),
+    "numbers of the image's dtype, in other ways": Written(
+        lambda s, x: s.c(
+            torch.tensor([3, 2, 1], dtype=x.dtype).reshape(-1, 1, 1)
+            - (x - x.new_tensor([0.4, 0.5, 0.6]).view(1, 3, 1, 1)) * torch.tensor([0.2, 0.3, 0.1]).type_as(x)[:, None, None]
+        ),
+        c=conv(3, 8),
+    ),
+    "one number of the image's dtype": Written(
+        lambda s, x: s.c((x - torch.tensor(0.4, dtype=x.dtype)) / torch.tensor([0.2], dtype=x.dtype).view(1, 1, 1, 1) - 0.5),
+        c=conv(3, 8),
+    ),
     "the same number for every channel": Written(
         lambda s, x: s.d(s.c(x) * torch.full((1, 8, 1, 1), 0.3)), c=conv(3, 8), d=conv(8, 2)
     ),
@@ -636,6 +656,26 @@ def hooked() -> nn.Module:
 
 reverse = Own.apply  # an alias, as people take it
 BAD: dict[str, tuple[nn.Module, str]] = {
+    "a number a pixel, in the dtype of the image": (
+        Written(lambda s, x: s.c(x - torch.tensor([[float(i) for i in range(9)]] * 9, dtype=x.dtype)), c=conv(3, 8)),
+        r"the tensor made there of shape \(9, 9\) meets an image; one number, or one a channel, is known \(in Written \(test_c",
+    ),
+    "a number a column, in the dtype of the image": (
+        Written(lambda s, x: s.c(x - x.new_tensor([0.1, 0.2, 0.3])), c=conv(3, 8)),
+        r"the tensor made there of shape \(3,\) meets an image; one number, or one a channel, is known",
+    ),
+    "a part that is scripted": (
+        nn.Sequential(conv(3, 8), nn.Sequential(nn.ReLU(), torch.jit.script(conv(8, 8))), conv(8, 2)),
+        r"convert: 1\.1 \(Conv2d\) is scripted or traced by torch.jit, .* convert the network with the eager module in its place",
+    ),
+    "a part that is traced by torch.jit": (
+        nn.Sequential(conv(3, 8), torch.jit.trace(nn.ReLU(), torch.rand(1)), conv(8, 2)),
+        r"convert: 1 \(ReLU\) is scripted or traced by torch.jit",
+    ),
+    "scripted as a whole": (
+        torch.jit.script(nn.Sequential(conv(3, 8), conv(8, 2))),
+        r"convert: the network \(Sequential\) is scripted or traced by torch.jit, .* before torch.jit.script",
+    ),
     "a shuffle of pixels": (
         nn.Sequential(conv(3, 8), nn.PixelShuffle(2)),
         "PixelShuffle.* use nn.Upsample, or F.interpolate, and a",
@@ -2540,8 +2580,52 @@ def test_maxima_over_space_where_modules_are_replaced(group: Group, size: Any) -
     with torch.no_grad():
         net.c.bias.fill_(-5.0)  # so that the zeros outside a hexagon would be the largest
     largest = net.c(x)[..., domain_mask(group, (9, 9), x.device)].amax(-1)  # (N, K, S)
-    torch.testing.assert_close(net(x), net.f.linear(largest.mean(2)))
+    torch.testing.assert_close(net(x), F.linear(largest.mean(2), net.f.weight, net.f.bias))
     assert equivariance_error(net, group, x) < 1e-10
+
+
+def test_linear_heads_keep_their_names_where_modules_are_replaced() -> None:
+    def forward(net: Any, x: Tensor) -> Tensor:
+        y = net.c(x)
+        return net.f((-y if y.abs().sum() < -1 else y).mean((-2, -1)).flatten(1))  # a branch that torch.fx cannot trace
+
+    old, x = Written(forward, c=conv(3, 8), f=nn.Linear(8, 2)), torch.randn(2, 3, 9, 9)
+    made = convert(old, p4, keep="channels", weights=True, example=x)
+    assert made.state_dict().keys() == old.state_dict().keys()
+    assert torch.equal(made.get_parameter("f.weight"), old.get_parameter("f.weight"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_numbers_in_the_dtype_of_the_image_go_with_the_network(dtype: torch.dtype) -> None:
+    def forward(net: Any, x: Tensor) -> Tensor:
+        y: Tensor = net.c(x - torch.tensor([0.1, 0.2, 0.3], dtype=x.dtype).view(1, 3, 1, 1))
+        return y
+
+    old, x = Written(forward, c=conv(3, 2)), torch.rand(2, 3, 9, 9).to(dtype)
+    early, late = (
+        convert(net, p4, keep="channels", weights=True).to(dtype) for net in (copy.deepcopy(old).to(dtype), copy.deepcopy(old))
+    )
+    old = old.to(dtype)
+    mean = torch.stack([act(p4, -h % 4, old(act(p4, h, x))) for h in range(4)]).mean(0)
+    off = 1e-2 if dtype == torch.bfloat16 else 1e-7
+    for made in (early, late):
+        assert made(x).dtype == dtype
+        torch.testing.assert_close(made(x), mean, rtol=off, atol=off)
+
+
+def test_numbers_in_the_dtype_of_another_input_are_of_that_dtype() -> None:
+    def forward(net: Any, x: Tensor, facts: Tensor) -> Any:
+        times = torch.tensor([2.5, 16777217.0], dtype=facts.dtype) * facts + torch.tensor(16777217, dtype=facts.dtype)
+        more = (
+            torch.tensor([1.5, 2.5]).to(facts.dtype) + torch.tensor([3.5, 0.5]).type_as(facts) + facts.new_tensor([16777217, 2])
+        )
+        return net.f(net.c(x).mean((2, 3))), times, facts + more
+
+    torch.manual_seed(0)
+    x, facts = torch.rand(2, 3, 9, 9), torch.tensor([[1, 7], [2, 3]])
+    old = WrittenForTwo(forward, c=conv(3, 8), f=nn.Linear(8, 2)).double()
+    for made in (convert(old, p4), convert(old, p4, example=(x, facts))):
+        assert all(map(torch.equal, made(x.double(), facts)[1:], old(x.double(), facts)[1:]))
 
 
 @pytest.mark.parametrize("group", [p4, p6], ids=str)

@@ -222,6 +222,8 @@ IN_FORWARD: list[tuple[Callable[[], Any], str]] = [
         r"expected input \(N, 16, 8, H, W\), got \(4, 16, 4, 9, 9\); axis 2 counts the 8 elements of p4m; GConv takes maps over cosets with stabilizer=",
     ),
     (lambda: GConv(p4m, 16, 32, 3)(zeros(4, 8, 8, 9, 9)), r"got \(4, 8, 8, 9, 9\); in_channels is 16"),
+    (lambda: LiftConv(p4, 3, 4, 3)(zeros(9, 9, 3)), r"a batch axis is missing if this is one sample: x.movedim\(-1, 0\)\[None\]"),
+    (lambda: LiftConv(p4, 3, 4, 3)(zeros(2, 9, 9, 3)), r"got \(2, 9, 9, 3\); its channels come last: use x.movedim\(-1, 1\)"),
     (lambda: LiftConv(p4, 3, 4, 3)(zeros(3, 9, 9)), r"got \(3, 9, 9\); a batch axis is missing if this is one sample: x\[None\]"),
     (
         lambda: GConv(p4, 3, 4, 3)(zeros(3, 4, 9, 9)),

@@ -635,3 +635,250 @@ def test_reductions_over_hexagons_as_plain_networks_and_onnx_files(how: str, tmp
     assert {type(m).__module__.partition(".")[0] for m in plain.modules()} == {"torch"}
     torch.testing.assert_close(torch.export.export(net, (x,)).module()(x), net(x))
     assert to_onnx(net, tmp_path / "net.onnx", x) < 1e-4
+
+
+# --- networks that torch.fx cannot trace as they are ---------------------------------------------------------------------------
+
+
+class BySizes(nn.Module):
+    """Branches, loops and checks of sizes between layers of a group."""
+
+    def __init__(self, group: Group) -> None:
+        super().__init__()
+        self.lift, self.norm, self.conv = LiftConv(group, 3, 4, 3, padding=1), GBatchNorm(group, 4), GConv(group, 4, 4, 3)
+        self.small, self.layer_norm, self.pool = GConv(group, 4, 4, 1), GLayerNorm(group, 4), CosetPool(group)
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.shape[1] == 3, "colours"
+        y = F.relu(self.norm(self.lift(x)))
+        if x.shape[-1] % 4 != 1:
+            y = y * 2
+        while y.shape[-1] > 5:
+            y = self.conv(y)
+        y = self.layer_norm(self.conv(y) if y.shape[-1] == 5 else self.small(y))
+        return F.avg_pool2d(self.pool(y), x.shape[-1] // 4)
+
+
+class Outer(nn.Module):
+    """What can be traced around what cannot, called twice."""
+
+    def __init__(self, group: Group, inner: nn.Module) -> None:
+        super().__init__()
+        self.first = nn.Sequential(LiftConv(group, 3, 4, 3, padding=1), GBatchNorm(group, 4), nn.ReLU())
+        self.inner, self.last = inner, nn.Sequential(GConv(group, 4, 2, 1), CosetPool(group))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.last(self.inner(self.inner(self.first(x))))
+        return y
+
+
+class ByNumbers(nn.Module):
+    """Looks at the numbers, and keeps its layers in a list too."""
+
+    def __init__(self, group: Group) -> None:
+        super().__init__()
+        self.conv, self.norm = GConv(group, 4, 4, 3, padding=1), GLayerNorm(group, 4)
+        self.layers = [self.conv, self.norm]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers if float(x.detach().abs().max()) > 0 else []:
+            x = layer(x)
+        return x
+
+
+def is_plain(net: nn.Module) -> bool:
+    return not any(type(m).__module__.split(".")[0] == "gcnn" for m in net.modules())
+
+
+@pytest.mark.parametrize("group", [p4m, p6], ids=str)
+@pytest.mark.parametrize("fold", [True, False])
+def test_branches_on_sizes_go_the_way_of_the_example(group: Group, fold: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net, x = BySizes(group).double(), torch.randn(2, 3, 9, 9, dtype=torch.float64)
+    net(x)  # running statistics
+    net.eval()
+    with pytest.raises(ValueError, match=r"torch.fx cannot trace BySizes .*give planar an example= image"):
+        planar(net)
+    for size in (9, 5, 7):
+        x = torch.randn(3, 3, size, size, dtype=torch.float64)
+        torch.save(planar(net, fold, example=x[:2].float()), tmp_path / "net.pt")
+        made = torch.load(tmp_path / "net.pt", weights_only=False)
+        torch.testing.assert_close(made(x), net(x), rtol=1e-11, atol=1e-11)
+        assert {type(m).__module__.split(".")[0] for m in made.modules()} == {"torch"}
+        for other in {5, 7, 9, 13} - {size}:
+            with pytest.raises(AssertionError, match=rf"goes another way than the example \(2, 3, {size}, {size}\)"):
+                made(torch.randn(1, 3, other, other, dtype=torch.float64))
+    pytest.importorskip("onnxruntime")
+    assert to_onnx(net.float(), tmp_path / "net.onnx", x.float()) < 1e-5
+
+
+@pytest.mark.parametrize("group", [p4, p6m], ids=str)
+def test_what_cannot_be_traced_has_its_layers_replaced(group: Group) -> None:
+    torch.manual_seed(0)
+    net, x = Outer(group, ByNumbers(group)).double().eval(), torch.randn(2, 3, 9, 9, dtype=torch.float64)
+    made: Any = planar(net, example=x)
+    assert is_plain(made)
+    assert isinstance(made.inner, ByNumbers)
+    assert made.inner.layers == [made.inner.conv, made.inner.norm]  # and none of ours in there
+    zero = torch.zeros_like(x)
+    for part in (net.first[0], made.first.get_submodule("0")):
+        part.bias = None
+    for each in (x, x[:1] * 3, zero):  # the last goes the other way
+        torch.testing.assert_close(made(each), net(each), rtol=1e-11, atol=1e-11)
+    assert not any(isinstance(m, torch.fx.GraphModule) for m in net.modules())
+
+
+@pytest.mark.parametrize(("group", "weights"), [(p4m, True), (p4m, False), (p6, False)], ids=str)
+def test_networks_whose_modules_convert_replaced(group: Group, weights: bool) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 9, 9, dtype=torch.float64)
+    net = convert(Looks().double(), group, "channels", weights=weights, example=x).eval()
+    assert isinstance(net, Looks)
+    with pytest.raises(ValueError, match="give planar an example= image"):
+        planar(net)
+    for fold in (True, False):
+        made = planar(net, fold, example=x)
+        assert isinstance(made, Looks)
+        assert is_plain(made)
+        for each in (x, -x, x[:1] * 5):
+            torch.testing.assert_close(made(each), net(each), rtol=1e-11, atol=1e-11)
+    around = convert(nn.Sequential(Looks(head=False), nn.Conv2d(8, 2, 1)).double(), group, example=x).eval()
+    made = planar(around, example=x)
+    assert is_plain(made)
+    torch.testing.assert_close(made(-x), around(-x), rtol=1e-11, atol=1e-11)
+
+
+class Looks(nn.Module):
+    """An ordinary network that branches on numbers."""
+
+    def __init__(self, head: bool = True) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv2d(3, 8, 3, padding=1), nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.GroupNorm(2, 8))
+        self.norm, self.prelu, self.drop, self.fc = nn.BatchNorm2d(8), nn.PReLU(8), nn.Dropout2d(0.2), nn.Linear(8, 5)
+        self.head = head
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.drop(self.prelu(self.norm(self.one(x))))
+        if float(x.detach()[:, 0].mean()) > 0:
+            y = self.two(y)
+        return self.fc(y.mean((-2, -1))) if self.head else y
+
+
+class Assigns(nn.Module):
+    """What torch.fx does not trace, and torch.export does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.norm, self.two = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Conv2d(8, 2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.one(x))
+        y[y < 0] = 0
+        z: Tensor = self.two(y)
+        return z
+
+
+def test_onnx_files_of_networks_whose_modules_were_replaced(tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 9, 9)
+    net = convert(Assigns(), p4m, example=x).eval()
+    assert to_onnx(net, tmp_path / "net.onnx", x) < 1e-5
+    session = onnxruntime.InferenceSession(tmp_path / "net.onnx", providers=["CPUExecutionProvider"])
+    more = torch.randn(5, 3, 9, 9)
+    found = torch.from_numpy(session.run(None, {"input": more.numpy()})[0])
+    torch.testing.assert_close(found, net(more), rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match=r"to_onnx: Looks branches on numbers, .* write the branches with torch.where"):
+        to_onnx(convert(Looks(), p4m, example=x), tmp_path / "none.onnx", x)
+    assert not (tmp_path / "none.onnx").exists()
+
+
+def test_a_network_with_replaced_modules_loads_without_this_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = """
+import torch
+from torch import nn
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.c, self.b, self.f = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Linear(8, 2)
+    def forward(self, x):
+        y = self.b(self.c(x))
+        return self.f((y if y.mean() < 100 else -y).mean((-2, -1)))
+"""
+    (tmp_path / "ordinary_net.py").write_text(written)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import ordinary_net  # type: ignore[import-not-found]
+
+    x = torch.randn(2, 3, 9, 9)
+    net = convert(ordinary_net.Net(), p6, example=x).eval()
+    torch.save((planar(net, example=x), x, net(x)), tmp_path / "net.pt")
+    script = """
+import sys
+sys.modules["gcnn"] = None
+import torch
+net, x, y = torch.load("net.pt", weights_only=False)
+torch.testing.assert_close(net(x), y, rtol=1e-5, atol=1e-6)
+"""
+    done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+class Written(nn.Module):
+    """A network whose forward is given."""
+
+    def __init__(self, how: Any, **layers: nn.Module) -> None:
+        super().__init__()
+        self.how = how
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.how(self, x)
+
+
+class Doubled(GConv):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * 2
+
+
+def in_bfloat16(s: Any, x: Tensor) -> Any:
+    with torch.autocast("cpu", torch.bfloat16):
+        return s.c(x)
+
+
+def test_sizes_that_numbers_make_are_no_sizes() -> None:
+    net = Written(lambda s, x: x * 2 if x[x > 0].numel() > 3 else s.c(x).amax(2), c=LiftConv(p4, 1, 1, 3, padding=1)).eval()
+    x = torch.ones(2, 1, 5, 5)
+    made = planar(net, example=x)
+    for each in (x, -x):
+        torch.testing.assert_close(made(each), net(each))
+
+
+@pytest.mark.parametrize(
+    ("how", "layers", "words"),
+    [
+        (lambda s, x: s.c(x) + torch.randn(1), {}, "answers otherwise than the network: .*random numbers"),
+        (in_bfloat16, {}, r"answers otherwise than the network: .*torch\.autocast"),
+        (lambda s, x: s.n(s.c(x)), {"n": Doubled(p6, 4, 4, 1)}, r"n \(Doubled.* has a forward of its own"),
+        (lambda s, x: s.n(s.c(x)) if x.sum() > 1e9 else s.c(x), {"n": GBatchNorm(p6, 4)}, r"n \(GBatchNorm.*not run on this one"),
+        (
+            lambda s, x: s.n(s.n(s.c(x)).mean((-2, -1))) if x.sum() < 1e9 else x,
+            {"n": GBatchNorm(p6, 4)},
+            r"GBatchNorm.*: expected an input of 5 axes",
+        ),
+        (lambda s, x: s.c(x, x), {}, r"the network fails on the example \(2, 3, 9, 9\)"),
+    ],
+    ids=["random", "autocast", "a forward of its own", "a norm that does not run", "two kinds", "fails"],
+)
+def test_what_is_not_known_for_sure_is_refused(how: Any, layers: dict[str, nn.Module], words: str) -> None:
+    net = Written(how, c=LiftConv(p6, 3, 4, 3), **layers).eval()
+    with pytest.raises(ValueError, match=rf"(?s)^planar: .*{words}"):
+        planar(net, example=torch.randn(2, 3, 9, 9))
+
+
+def test_networks_inside_something_else_are_named() -> None:
+    net = nn.Sequential(LiftConv(p4, 3, 4, 3))
+    with pytest.raises(ValueError, match=r"inside a DataParallel; give planar model\.module"):
+        planar(nn.DataParallel(net))
+    with pytest.raises(ValueError, match=r"inside a OptimizedModule; give planar model\._orig_mod"):
+        planar(torch.compile(net))  # type: ignore[arg-type]

@@ -129,6 +129,7 @@ def test_imports_go_one_way() -> None:
         "pooling",
         "functional",
         "nn",
+        "probe",
         "testing",
     ]
     order += ["plot", "pointwise", "newgraph", "planes", "export", "rebuild", "convert", "models", "formats", "data"]

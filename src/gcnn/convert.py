@@ -20,6 +20,7 @@ from torch.nn.utils import parametrize
 from gcnn.functional import act
 from gcnn.groups import GROUPS, Group
 from gcnn.nn import CosetPool
+from gcnn.nn.each import PooledLinear
 from gcnn.pointwise import TRACING
 from gcnn.rebuild import Converter, Value
 from gcnn.rebuild.layers import MODULES
@@ -66,6 +67,8 @@ def convert(
     >>> turned.get_submodule("0"), turned.get_submodule("2")
     (LiftConv(p4, 1, 8, kernel_size=(3, 3)), GConv(p4, 8, 8, kernel_size=(3, 3)))
     """
+    if isinstance(model, Group):
+        raise TypeError(f"convert: expected the network first, convert(net, {model}), got the group")
     if not isinstance(group, Group):
         named = next((name for name in GROUPS if name.lower() == str(group).lower()), "p4m")
         raise TypeError(f"convert: expected a Group, such as gcnn.GROUPS[{named!r}], got {group!r}")
@@ -179,6 +182,11 @@ def _check_options(model: nn.Module, group: Group, keep: Keep, pool: str | None,
     if hasattr(model, "_orig_mod"):
         raise ValueError("convert: the network is compiled already; convert model._orig_mod, and compile the result")
     for name, m in model.named_modules():
+        if isinstance(m, torch.jit.ScriptModule):
+            raise ValueError(
+                f"convert: {name or 'the network'} ({m.original_name}) is scripted or traced by torch.jit, and its code cannot "
+                "be rebuilt; convert the network with the eager module in its place, before torch.jit.script or torch.jit.trace"
+            )
         if any(nn.parameter.is_lazy(p) for p in m.parameters(recurse=False)):
             raise ValueError(f"convert: {name} ({type(m).__name__}) does not know its sizes yet; run the network once first")
     owners: dict[int, str] = {}
@@ -440,10 +448,10 @@ class _Replacer:
         shell.graph, shell.root, shell.made, shell.values = fx.Graph(), nn.Module(), {}, {}
         if name in self.heads and isinstance(module, nn.Linear):
             width, pool = max(1, round(module.in_features * shell.factor)), self.pool
-            head: Any = shell.layer(name, module, lambda: _Head(shell.group, module, width, pool))
+            head: Any = shell.layer(name, module, lambda: PooledLinear(shell.group, module, width, pool))
             if shell.weights:
-                head.linear.load_state_dict(module.state_dict())
-                for mine, theirs in zip(head.linear.parameters(), module.parameters(), strict=True):
+                head.load_state_dict(module.state_dict())
+                for mine, theirs in zip(head.parameters(), module.parameters(), strict=True):
                     mine.requires_grad_(theirs.requires_grad)
             return head
         names = ("in_channels", "num_features", "num_channels", "num_parameters")
@@ -517,21 +525,3 @@ def _replaced(build: _Replacer, factor: float, example: Tensor | tuple[Tensor, .
             f"{error} ({left}{build.taken}). Convert the parts between the branches of its forward, one at a time"
         ) from error
     return made.train(build.model.training)
-
-
-class _Head(nn.Module):
-    """The last linear layer, after pooling over the group what a forward has flattened, (N, K S)."""
-
-    def __init__(self, group: Group, linear: nn.Linear, channels: int, pool: str | None) -> None:
-        super().__init__()
-        self.order, self.channels, self.pool = group.order, channels, pool
-        self.linear = nn.Linear(channels, linear.out_features, linear.bias is not None)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if x.shape[1:] not in ((self.channels * self.order,), (self.channels, self.order)):
-            raise ValueError(
-                f"expected functions on the group, (N, {self.channels}, {self.order}) or flat, got {tuple(x.shape)}; flatten(1) "
-                "after a pool to a single place is known"
-            )
-        functions = x.reshape(len(x), self.channels, self.order)
-        return self.linear(functions.mean(2) if self.pool == "mean" else functions.amax(2))

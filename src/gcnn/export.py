@@ -1,16 +1,20 @@
 """Networks of this package for serving: `planar(model)` as plain modules with folded banks (paper, section 7), and ONNX files.
 
 The network is traced by torch.fx and rebuilt on planes (N, S K, *X): convolutions with the expanded banks, norms and pools of
-torch.nn, sums over the group as functions. What comes out needs nothing of this package to load or run.
+torch.nn, sums over the group as functions. What comes out needs nothing of this package to load or run. Parts that torch.fx
+cannot trace keep their own code, and have their layers replaced one by one.
 """
 
 from __future__ import annotations
 
+import copy
 import io
 import logging
+import operator
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,27 +22,33 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.fusion import fuse_conv_bn_eval
+from torch.utils._pytree import tree_leaves
 
 from gcnn import lattice
 from gcnn.files import write_file
-from gcnn.nn import GBatchNorm
-from gcnn.nn.each import ChannelDropout
-from gcnn.nn.module import GModule
-from gcnn.planes import Planar
+from gcnn.planes import Planar, is_layer
 from gcnn.pointwise import TRACING, InPlaceProxy
 
 __all__ = ["planar", "to_onnx"]
 
+# methods and functions whose results are as large as numbers say
+BY_NUMBERS = {"item", "tolist", "nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount"}
+BY_NUMBERS |= {"repeat_interleave"}
 
-def planar(model: nn.Module, fold: bool = False, example: Tensor | tuple[Tensor, ...] | None = None) -> fx.GraphModule:
+
+def planar(model: nn.Module, fold: bool = False, example: Tensor | tuple[Tensor, ...] | None = None) -> nn.Module:
     """The same network, in eval mode, as plain nn.Conv, nn.BatchNorm, nn.Linear ...: same inputs, same outputs.
 
     On a CPU the outputs have the same bits wherever the original takes the planar algorithm; elsewhere they agree within
-    rounding. Takes networks that torch.fx can trace, on every lattice. The result is a copy; it does not follow further
-    training. With `fold`, norms that follow a convolution directly become part of it, and numbers are rounded anew. An
-    `example` input is needed where a norm may get maps or functions on the group, and only a run tells which: an error asks for
-    it. Small batches gain most; wide layers for which the original takes the Fourier algorithm (`gcnn.functional.correlate`) are
-    slower as plain convolutions.
+    rounding. Takes networks on every lattice. The result is a copy; it does not follow further training. With `fold`, norms that
+    follow a convolution directly become part of it, and numbers are rounded anew. Small batches gain most; wide layers for which
+    the original takes the Fourier algorithm (`gcnn.functional.correlate`) are slower as plain convolutions.
+
+    - `example`: an image (N, C, *X), or a tuple of all inputs, on which the result is compared with the network. An error asks
+      for it where only a run tells what comes: whether a norm gets maps or functions on the group; which way a `forward` that
+      branches on sizes goes, and the result then refuses images of sizes that go another way; what the layers of a module get
+      that torch.fx cannot trace, since it branches on other numbers, say. Such a module keeps its class, whose file is needed to
+      load the result, and has its layers replaced one by one.
 
     >>> from gcnn.models import build
     >>> net = build("p4cnn").eval()
@@ -50,15 +60,23 @@ def planar(model: nn.Module, fold: bool = False, example: Tensor | tuple[Tensor,
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"planar: expected a network, an nn.Module, got {type(model).__name__}")
-    if isinstance(model, GModule | GBatchNorm):  # one layer
+    for inside in ("module", "_orig_mod"):  # of DataParallel and its like, and of torch.compile
+        if type(model).__module__.startswith(("torch.nn.parallel", "torch._dynamo")) and hasattr(model, inside):
+            raise ValueError(f"planar: the network is inside a {type(model).__name__}; give planar model.{inside}")
+    if is_layer(model):
         model = nn.Sequential(model).train(model.training)
-    with _in_eval(model):
-        graph, ranks = _traced(model), {}
-        if example is not None:
-            ranks = _ranks(fx.GraphModule(model, graph), example if isinstance(example, tuple) else (example,))
-    with torch.no_grad():
-        made = Planar(model, graph, ranks).build()
-        return _folded(made) if fold else made
+    inputs = None if example is None else _inputs(model, example)
+    with torch.no_grad(), _in_eval(model):
+        expected = None if inputs is None else _answer(model, inputs, "the network")
+        made = _plain(model, fold, inputs)
+        for name, m in made.named_modules():
+            if _is_ours(m):
+                raise ValueError(
+                    f"planar: {name} ({m}) is inside a module that is not looked into; give planar the network itself"
+                )
+        if inputs is not None:
+            _check_same(_answer(made, inputs, "the plain network"), expected)
+    return made
 
 
 def to_onnx(
@@ -94,10 +112,12 @@ def to_onnx(
         expected = model(there)
     if not isinstance(expected, Tensor):
         raise ValueError(f"to_onnx: expected a network that returns one tensor, got {type(expected).__name__}")
-    for node in plain.graph.nodes:
-        if node.kwargs.get("mode") == "nearest-exact":  # onnxruntime's own rounds as it should, and is faster than a gather
-            node.kwargs = {**node.kwargs, "mode": "nearest"}
-    plain.recompile()
+    for part in plain.modules():
+        for node in part.graph.nodes if isinstance(part, fx.GraphModule) else ():
+            if node.kwargs.get("mode") == "nearest-exact":  # onnxruntime's own rounds as it should, and is faster than a gather
+                node.kwargs = {**node.kwargs, "mode": "nearest"}
+        if isinstance(part, fx.GraphModule):
+            part.recompile()
     two = example if len(example) > 1 else example.repeat(2, *(1,) * (example.ndim - 1))  # one alone would be fixed
     file = _with_batch_called("N", _onnx(plain, two))
     for key, value in (about or {}).items():
@@ -113,19 +133,34 @@ def to_onnx(
 
 
 def _onnx(plain: nn.Module, example: Tensor) -> Any:
-    """The ONNX model of a network of torch's own modules."""
+    """The ONNX model of a plain network."""
+    kept = ", ".join(sorted({type(m).__name__ for m in plain.modules() if not type(m).__module__.startswith("torch.")}))
     names: Any = {"input_names": ["input"], "output_names": ["output"]}
     version, export = cast(Any, torch.__version__), cast(Any, torch.onnx.export)
-    with warnings.catch_warnings(), _quiet("torch.onnx"):  # it tells us that torchvision is not there
+    # they tell us that torchvision is not there, and of numbers that are not known
+    with warnings.catch_warnings(), _quiet("torch.onnx"), _quiet("torch.fx.experimental.symbolic_shapes"):
         warnings.simplefilter("ignore")
         if version < (2, 7):  # whose exporter by torch.export stumbles over norms
+            if kept:  # torch.jit.trace would keep the way of the example, and say nothing
+                raise ValueError(f"to_onnx: torch.fx cannot trace {kept}; use torch 2.7 or later, which may")
+
             import onnx
 
             file, axes = io.BytesIO(), {"input": {0: "N"}, "output": {0: "N"}}
             export(plain, (example,), file, opset_version=18, dynamic_axes=axes, **names)
             return onnx.load_from_string(file.getvalue())
         batch: Any = ({0: torch.export.Dim("N")},)
-        program = torch.export.export(plain, (example,), dynamic_shapes=batch)
+        try:
+            with redirect_stderr(io.StringIO()):  # where it prints what it has so far
+                program = torch.export.export(plain, (example,), dynamic_shapes=batch)
+        except Exception as error:  # torch's own, of many kinds
+            if not kept:
+                raise
+            why = str(error).partition("\n")[0]
+            raise ValueError(
+                f"to_onnx: {kept} branches on numbers, or on how many images there are, which a file cannot ({why}); write the "
+                "branches with torch.where, or the parts between them as files of their own"
+            ) from error
         written = export(program, dynamo=True, verbose=False, external_data=False, **names)
     assert written is not None
     return written.model_proto
@@ -189,48 +224,227 @@ def _folded(model: fx.GraphModule) -> fx.GraphModule:
     return model
 
 
+# --- how networks are traced ---------------------------------------------------------------------------------------------------
+
+
+def _plain(model: nn.Module, fold: bool, inputs: list[Any] | None) -> nn.Module:
+    """The network, in plain modules; inputs tell what cannot be told before it runs."""
+    own, tracer = _own(model), _Tracer(inputs)  # tracing leaves constants in it, and what a forward keeps
+    try:
+        with TRACING:
+            graph = tracer.trace(own)
+    except Exception as error:  # whatever the user's forward does with a proxy
+        if inputs is None:
+            raise ValueError(
+                f"planar: torch.fx cannot trace {type(model).__name__} ({error}); give planar an example= image: branches on "
+                "sizes then go its way, and what cannot be traced has its layers replaced one by one"
+            ) from error
+        return _replaced(model, fold, _calls(model, inputs), "the network", error)
+    called = {node.target for node in graph.nodes if node.op == "call_module"}
+    errors = {name: error for name, error in tracer.kept.items() if name in called}
+    calls = _calls(model, inputs) if inputs is not None and errors else {}
+    kept = {name: _replaced(model.get_submodule(name), fold, calls, name, error) for name, error in errors.items()}
+    made = Planar(own, graph, tracer.ranks(), kept).build()
+    return _folded(made) if fold else made
+
+
+def _replaced(module: nn.Module, fold: bool, calls: dict[nn.Module, tuple[Any, ...]], name: str, why: Exception) -> nn.Module:
+    """A module that cannot be traced, with plain layers in it."""
+    if _is_ours(module):
+        raise ValueError(f"planar: torch.fx cannot trace {name} ({type(module).__name__}): {why}; export the parts around it")
+    new: dict[int, Any] = {}
+    for place, part in _parts(module, "" if name == "the network" else name):
+        try:
+            new[id(part)] = planar(part, fold, calls.get(part))
+        except ValueError as error:
+            told = str(error).removeprefix("planar: ")
+            told = f"{place}{told[1:]}" if told.startswith("0 ") else f"{place}: {told}"  # a layer alone is called 0
+            more = "" if part in calls else "; it does not run on this one: give one on which it does"
+            raise ValueError(f"planar: {told}{more}") from error
+    return copy.deepcopy(module, new)  # wherever it has one of them, its copy has the plain one
+
+
+def _parts(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
+    """The outermost layers and networks in a module that can be replaced whole."""
+    for key, child in module.named_children():
+        place = f"{name}.{key}" if name else key
+        if _is_ours(child) or isinstance(child, fx.GraphModule):
+            yield place, child
+        else:
+            yield from _parts(child, place)
+
+
+def _is_ours(module: nn.Module) -> bool:
+    return is_layer(module) or type(module).__module__.partition(".")[0] == __name__.partition(".")[0]
+
+
+def _calls(model: nn.Module, inputs: list[Any]) -> dict[nn.Module, tuple[Any, ...]]:
+    """What each part of a network gets first when it runs."""
+    calls: dict[nn.Module, tuple[Any, ...]] = {}
+
+    def note(module: nn.Module, given: tuple[Any, ...]) -> None:
+        if given:
+            calls.setdefault(module, _copies(given))
+
+    own = _own(model)
+    theirs = {part: module for (_, module), (_, part) in zip(_parts(model, ""), _parts(own, ""), strict=True)}
+    hooks = [part.register_forward_pre_hook(note) for part in theirs]
+    try:
+        own(*_copies(inputs))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return {theirs[part]: given for part, given in calls.items()}
+
+
+def _own(model: nn.Module) -> nn.Module:
+    """A copy to run: a forward may change what its modules hold."""
+    try:
+        return copy.deepcopy(model)
+    except (RuntimeError, TypeError):  # it holds something that cannot be copied
+        return model
+
+
+def _inputs(model: nn.Module, example: Tensor | tuple[Tensor, ...]) -> list[Any]:
+    """The example on the device and in the dtype of the network, but for whole numbers."""
+    given = example if isinstance(example, tuple) else (example,)
+    like = next(model.parameters(), None)
+    if not all(isinstance(t, Tensor) for t in given[:1]):
+        raise TypeError(f"planar: expected an example image, a tensor, or a tuple of all inputs, got {type(given[0]).__name__}")
+    if like is None:
+        return list(given)
+    return [t.to(like.device, like.dtype if t.is_floating_point() else None) if isinstance(t, Tensor) else t for t in given]
+
+
+def _copies(inputs: Any) -> tuple[Any, ...]:
+    """The inputs, for a network that may change them."""
+    return tuple(t.clone() if isinstance(t, Tensor) else t for t in inputs)
+
+
+def _answer(model: nn.Module, inputs: list[Any], what: str) -> Any:
+    try:
+        return _own(model)(*_copies(inputs))
+    except Exception as error:  # whatever the user's forward does
+        shapes = ", ".join(str(tuple(x.shape)) for x in inputs if isinstance(x, Tensor))
+        raise ValueError(f"planar: {what} fails on the example {shapes}: {error}") from error
+
+
+def _check_same(found: Any, expected: Any) -> None:
+    """Raises a ValueError unless both networks answer the same on the example."""
+    ours, theirs = _leaves(found), _leaves(expected)
+    same = len(ours) == len(theirs)
+    for y, was in zip(ours, theirs, strict=False):
+        if not isinstance(was, Tensor) or not isinstance(y, Tensor) or (y.shape, y.dtype) != (was.shape, was.dtype):
+            same = same and not isinstance(was, Tensor)
+        elif was.is_floating_point() and not was.is_meta and was.numel():
+            # far above what rounding does, in half precision and with TF32 too; what goes another way is further off
+            eps, largest = torch.finfo(was.dtype).eps, was[was.isfinite()].abs().max() if was.isfinite().any() else 0.0
+            same = same and torch.allclose(y, was, rtol=0.0, atol=float(eps**0.25 * (largest + eps)), equal_nan=True)
+    if not same:
+        raise ValueError(
+            "planar: on the example the plain network answers otherwise than the network: its forward has something that is lost "
+            "in tracing, such as random numbers or torch.autocast; move that out of it, or export the parts around it"
+        )
+
+
+def _leaves(result: Any) -> list[Any]:
+    """What a network returns, one by one."""
+    opened = (vars(leaf) if is_dataclass(leaf) and not isinstance(leaf, type) else leaf for leaf in tree_leaves(result))
+    return tree_leaves(list(opened))
+
+
 class _Tracer(fx.Tracer):
-    def __init__(self) -> None:
+    """Traces a network, and where inputs are given runs it along: those tell which way branches on sizes go.
+
+    Modules that cannot be traced are kept whole then, the smallest ones that will do.
+    """
+
+    def __init__(self, inputs: list[Any] | None) -> None:
         super().__init__(autowrap_functions=(lattice.to_hexagonal, lattice.to_square))
         self._autowrap_search.append(lattice)  # where users call them as gcnn.lattice.to_hexagonal
+        self.inputs, self.given = inputs, iter(_copies(inputs or ()))
+        self.run: fx.Interpreter | None = None
+        self.running = False
+        self.kept: dict[str, Exception] = {}
+
+    def ranks(self) -> dict[str, int]:
+        """How many axes each value of the network has on the inputs."""
+        return {} if self.run is None else {n.name: y.ndim for n, y in self.run.env.items() if isinstance(y, Tensor)}
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return InPlaceProxy(node, self)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        ours = isinstance(m, GModule | GBatchNorm | ChannelDropout)
-        return ours or super().is_leaf_module(m, module_qualified_name)
+        return is_layer(m) or super().is_leaf_module(m, module_qualified_name)
 
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        node = super().create_node(*args, **kwargs)
+        if self.inputs is not None and node.op != "output":
+            self.run = self.run or fx.Interpreter(self.root, garbage_collect_values=False, graph=self.graph)
+            self.running = True
+            try:
+                first = node.op == "placeholder"
+                self.run.env[node] = next(self.given, *node.args) if first else self.run.run_node(node)
+            finally:
+                self.running = False
+        return node
 
-def _traced(model: nn.Module) -> fx.Graph:
-    try:
-        with TRACING:
-            return _Tracer().trace(model)
-    except (torch.fx.proxy.TraceError, TypeError, RuntimeError) as error:
-        raise ValueError(f"planar: torch.fx cannot trace {type(model).__name__} ({error}); take its parts one by one") from error
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        return attr_val if self.running else super().getattr(attr, attr_val, parameter_proxy_cache)
 
+    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        if self.running:
+            return forward(*args, **kwargs)
+        last, stack = next(reversed(self.graph.nodes), None), self.module_stack.copy()
+        try:
+            return super().call_module(m, forward, args, kwargs)
+        except Exception as error:  # whatever the user's forward does with a proxy
+            if self.inputs is None:
+                raise
+            self.module_stack = stack
+            for node in reversed(list(self.graph.nodes)):
+                if node is last:
+                    break
+                self.graph.erase_node(node)
+                if self.run is not None:
+                    self.run.env.pop(node, None)
+            name = self.path_of_module(m)
+            self.kept.setdefault(name, error)
+            return self.create_proxy("call_module", name, args, kwargs)
 
-def _ranks(model: fx.GraphModule, example: tuple[Tensor, ...]) -> dict[str, int]:
-    """How many axes each value of the network has on the example."""
-    run = _Ranks(model)
-    try:
-        with torch.no_grad():
-            run.run(*example)
-    except (TypeError, RuntimeError, ValueError) as error:
-        shapes = ", ".join(str(tuple(x.shape)) for x in example)
-        raise ValueError(f"planar: the network fails on the example {shapes}: {error}") from error
-    return run.found
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        """Which way a branch on sizes goes: that of the inputs, and sizes that go another way are refused when it runs."""
+        if self.run is None or not self._is_of_sizes(obj.node):
+            return super().to_bool(obj)
+        value = self.run.env[obj.node]
+        shapes = ", ".join(str(tuple(x.shape)) for x in self.inputs or () if isinstance(x, Tensor))
+        told = f"an image of this size goes another way than the example {shapes} of this network; give planar one of this size"
+        # `not` would ask for a bool, here and where a file is loaded; what is false is 0, or empty
+        same = obj if value else self.create_proxy("call_function", operator.eq, (obj, value), {})
+        torch._assert(same, told)
+        return bool(value)
 
+    def _is_of_sizes(self, node: fx.Node) -> bool:
+        """Whether a number depends on the sizes of tensors alone, and those on the sizes of the inputs."""
+        of_tensor = node.op == "call_method" and node.target in ("size", "dim", "numel")
+        if of_tensor or (node.target is getattr and node.args[1] in ("shape", "ndim")):
+            return not self._has_size_by_numbers(node)
+        python = node.op == "call_function" and getattr(node.target, "__module__", "") in ("_operator", "math", "builtins")
+        return python and bool(node.all_input_nodes) and all(self._is_of_sizes(n) for n in node.all_input_nodes)
 
-class _Ranks(fx.Interpreter):
-    """Runs a network and notes how many axes each value has."""
-
-    def __init__(self, model: fx.GraphModule) -> None:
-        super().__init__(model)
-        self.found: dict[str, int] = {}
-
-    def run_node(self, n: fx.Node) -> Any:
-        y = super().run_node(n)
-        if isinstance(y, Tensor):
-            self.found[n.name] = y.ndim
-        return y
+    def _has_size_by_numbers(self, node: fx.Node) -> bool:
+        """Whether a tensor comes from one that is as large as its numbers say, or may be."""
+        assert self.run is not None
+        waiting, seen = [node], {node}
+        while waiting:
+            each = waiting.pop()
+            called = each.target if isinstance(each.target, str) else getattr(each.target, "__name__", "")
+            indices: list[Any] = [self.run.env[n] for n in each.all_input_nodes[1:]] if called == "getitem" else []
+            alone = called == "where" and len(each.args) == 1
+            kept = each.op == "call_module" and called in self.kept
+            if called in BY_NUMBERS or kept or alone or any(isinstance(i, Tensor) for i in indices):
+                return True
+            new = [n for n in each.all_input_nodes if n not in seen]
+            seen.update(new)
+            waiting += new
+        return False

@@ -90,6 +90,14 @@ class NewGraph:
         self.root.register_buffer(name, plain(value).to(self.like.device))
         return self._proxy(self.graph.get_attr(name))
 
+    def _fine(self, x: Any) -> Any:
+        """An image in which places can be told: half precision has too few digits."""
+        return x.float() if self.like.dtype in (torch.float16, torch.bfloat16) else x
+
+    def _larger(self, a: Any, b: Any) -> Any:
+        """The larger of two numbers, the first of them known only when the network runs."""
+        return (a + b + self._function(abs, a - b)) / 2
+
     def _insert(self, name: str, module: nn.Module, *inputs: Any) -> Any:
         """A call of `module` under its old name, or one like it where that is taken: a layer may serve several kinds of maps."""
         place = self.root

@@ -35,7 +35,16 @@ from gcnn.nn import (
     GUpsample,
     Restrict,
 )
-from gcnn.nn.each import AtOnePlace, ChannelDropout, EachElement, PadBoth, ReduceSpace, UpsampleTo, VarianceInside
+from gcnn.nn.each import (
+    AtOnePlace,
+    ChannelDropout,
+    EachElement,
+    PadBoth,
+    PooledLinear,
+    ReduceSpace,
+    UpsampleTo,
+    VarianceInside,
+)
 from gcnn.nn.module import GModule
 from gcnn.pointwise import (
     IN_PLACE,
@@ -48,6 +57,12 @@ from gcnn.pointwise import (
 )
 from gcnn.pooling import torch_mode
 
+
+def is_layer(module: nn.Module) -> bool:
+    """Whether this is a layer of ours, which is not traced."""
+    return isinstance(module, GModule | GBatchNorm | ChannelDropout | PooledLinear)
+
+
 # zero where one of two is, however large the other
 PRODUCTS: set[Any] = {torch.mul, operator.mul, operator.imul, "mul", "mul_"}
 
@@ -55,9 +70,10 @@ PRODUCTS: set[Any] = {torch.mul, operator.mul, operator.imul, "mul", "mul_"}
 class Planar(NewGraph):
     """Rebuilds a traced graph node by node; maps stay planes until something else than a pointwise function asks for them."""
 
-    def __init__(self, model: nn.Module, graph: fx.Graph, ranks: dict[str, int]) -> None:
+    def __init__(self, model: nn.Module, graph: fx.Graph, ranks: dict[str, int], kept: dict[str, nn.Module]) -> None:
         super().__init__(next(model.parameters(), torch.empty(0)))
         self.model, self.old, self.ranks = model, graph, ranks
+        self.kept = kept  # modules that were not traced, with plain layers
 
     def build(self) -> fx.GraphModule:
         """The new network."""
@@ -157,6 +173,8 @@ class Planar(NewGraph):
 
     def _call_module(self, node: fx.Node) -> Any:
         name = str(node.target)
+        if name in self.kept:
+            return self._kept(name, node)
         module = self.model.get_submodule(name)
         v = self._value(node.args[0] if node.args else next(iter(node.kwargs.values())))
         if isinstance(module, UpsampleTo):
@@ -167,6 +185,10 @@ class Planar(NewGraph):
             return self._on_planes(module.group, self._clean(v), pad)
         for kind, handle in self._layers.items():
             if isinstance(module, kind):
+                if type(module).forward is not kind.forward:  # type: ignore[attr-defined]
+                    raise ValueError(
+                        f"planar: {name} ({module}) has a forward of its own; write it as a module that calls a layer"
+                    )
                 return handle(self, name, module, v)
         if isinstance(module, GModule):
             raise ValueError(f"planar: {name} ({module}) has no planar form; keep it outside and export the parts around it")
@@ -183,6 +205,14 @@ class Planar(NewGraph):
             return found
         args, kwargs = self._mapped(node.args), self._mapped(node.kwargs)  # written before the node that takes them
         y = self._insert(name, copy.deepcopy(module))
+        y.node.args, y.node.kwargs = args, kwargs
+        return y
+
+    def _kept(self, name: str, node: fx.Node) -> Any:
+        """A call of a module that was not traced: one for all calls, since it may remember."""
+        args, kwargs = self._mapped(node.args), self._mapped(node.kwargs)
+        held = next((str(key) for key, m in self.root.named_modules() if m is self.kept[name]), None)
+        y = self._insert(name, self.kept[name]) if held is None else self._proxy(self.graph.call_module(held))
         y.node.args, y.node.kwargs = args, kwargs
         return y
 
@@ -228,6 +258,17 @@ class Planar(NewGraph):
         y = self._insert(name, made, self._map(v).transpose(-2, -1).flatten(-2))
         return Value(y.unflatten(-1, (order, module.out_channels)).transpose(-2, -1), rank=v.rank)
 
+    def _head(self, name: str, module: Any, v: Value) -> Value:
+        x, k, order = self._map(v), module.channels, module.order
+        told = f"{name}: expected functions on the group, (N, {k}, {order}) or flat"
+        self._function(torch._assert, self._function(operator.eq, (x.size(1) - k) * (x.size(1) - k * order), 0), told)
+        functions = x.flatten(1).unflatten(1, (k, order))
+        pooled = functions.mean(2) if module.pool == "mean" else functions.amax(2)
+        made = nn.Linear(k, module.out_features, module.bias is not None, device="meta")
+        for key, numbers in module.named_parameters():
+            setattr(made, key, nn.Parameter(plain(numbers)))
+        return Value(self._insert(name, made, pooled), rank=2)
+
     def _norm(self, name: str, module: GBatchNorm, v: Value) -> Value:
         if module.running_mean is None or module.running_var is None:
             raise ValueError(f"planar: {name} ({module}) has no running statistics to fold: set track_running_stats")
@@ -247,13 +288,12 @@ class Planar(NewGraph):
 
     def _layer_norm(self, name: str, module: GLayerNorm, v: Value) -> Value:
         v = self._masked(name, module, v)
-        if v.rank is None:
-            raise self._unknown(name, module)
+        rank = self._rank(name, module, v)
         y = v.x.unflatten(1, (v.elements, -1)).transpose(1, 2) if v.elements is not None else v.x
-        fibre, given, y = (1,) if v.rank == module.group.dim + 2 else (1, 2), y, self._fine(y)
+        fibre, given, y = (1,) if rank == module.group.dim + 2 else (1, 2), y, self._fine(y)
         centred = y - y.mean(fibre, True)
         y = centred * ((centred * centred).mean(fibre, True) + module.eps).rsqrt()
-        shape = (-1, *(1,) * (v.rank - 2))
+        shape = (-1, *(1,) * (rank - 2))
         if module.weight is not None:
             y = y * self._constant(module.weight.reshape(shape))
         if module.bias is not None:
@@ -267,16 +307,19 @@ class Planar(NewGraph):
         v = v if v.lattice is not None and same_domain(v.lattice, group) else self._clean(v)
         if group.fills_box:
             return v._replace(lattice=None, clean=False)
-        if v.rank is None:
-            raise self._unknown(name, module)
-        return v._replace(lattice=group if v.rank > 3 else None, clean=False)
+        return v._replace(lattice=group if self._rank(name, module, v) > 3 else None, clean=False)
 
-    @staticmethod
-    def _unknown(name: str, module: nn.Module) -> ValueError:
-        return ValueError(
-            f"planar: {name} ({module}) takes maps, images and functions on the group, and which one it gets is not known "
-            "before the network runs; give planar an example= input"
-        )
+    def _rank(self, name: str, module: nn.Module, v: Value) -> int:
+        """How many axes a layer gets that does something else for each."""
+        if v.rank is None:
+            raise ValueError(
+                f"planar: {name} ({module}) takes maps, images and functions on the group, and which one it gets is not known "
+                "before the network runs; give planar an example= input"
+            )
+        if v.x.node.op == "placeholder":  # an example knows one kind alone
+            told = f"{module}: expected an input of {v.rank} axes, as the example of this plain network had"
+            self._function(torch._assert, self._function(operator.eq, v.x.dim(), v.rank), told)
+        return v.rank
 
     def _pool(self, name: str, module: GMaxPool | GAvgPool, v: Value) -> Value:
         group = module.group
@@ -358,9 +401,7 @@ class Planar(NewGraph):
 
     def _each(self, name: str, module: EachElement, v: Value) -> Value:
         made = copy.deepcopy(module.module)
-        if not module.group.fills_box and v.rank is None:
-            raise self._unknown(name, module)
-        if not module.group.fills_box and v.rank != 3:
+        if not module.group.fills_box and self._rank(name, module, v) != 3:
             return self._each_inside(module, v)
         v = self._clean(v)._replace(lattice=None, clean=False)
         if v.elements is not None:
@@ -465,6 +506,7 @@ class Planar(NewGraph):
 
     _layers: ClassVar[dict[type, Callable[..., Value]]] = {
         GLinear: _linear,
+        PooledLinear: _head,
         GConv: _conv,
         GConvTranspose: _conv,
         GBatchNorm: _norm,
@@ -531,14 +573,6 @@ class Planar(NewGraph):
             inside = (i >= 0) & (i < n) & (j >= 0) & (j < n)
             y = y + x[..., i.clamp(0, n - 1), j.clamp(0, n - 1)] * (weight * inside)
         return Value(y.type_as(given), rank=4)
-
-    def _fine(self, x: Any) -> Any:
-        """An image in which places can be told: half precision has too few digits."""
-        return x.float() if self.like.dtype in (torch.float16, torch.bfloat16) else x
-
-    def _larger(self, a: Any, b: Any) -> Any:
-        """The larger of two numbers, the first of them known only when the network runs."""
-        return (a + b + self._function(abs, a - b)) / 2
 
 
 def _rank_after(node: fx.Node, inputs: list[Value], pointwise: bool) -> int | None:

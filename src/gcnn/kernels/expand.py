@@ -16,7 +16,7 @@ from torch import Tensor
 from gcnn.kernels import few, in_triton
 from gcnn.layout import plain, transformed
 
-SMALL = 1 << 19  # numbers of a bank, up to which each has its index
+SMALL = 1 << 18  # numbers of a bank, up to which each has its index
 
 library = torch.library.Library("gcnn", "DEF")
 library.define(

@@ -164,6 +164,8 @@ class _Filters(GModule):
 
     def _check_input(self, x: Tensor) -> None:
         group, k, cosets = self.group, self.in_channels, self.cosets
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{self._label()}: expected a tensor, got {type(x).__name__}; use torch.as_tensor(x)")
         expected = (k,) if self.on_plane else (k, cosets)
         if x.ndim == group.dim + 1 + len(expected) and x.shape[1 : 1 + len(expected)] == expected:
             if not x.is_floating_point():
@@ -174,10 +176,11 @@ class _Filters(GModule):
             return
         remedy = f"its group {group} has dimension {group.dim}"
         if x.ndim == group.dim + len(expected):
-            remedy = "a batch axis is missing if this is one sample: x[None]"
+            last = self.on_plane and x.shape[-1] == k != x.shape[0]
+            remedy = f"a batch axis is missing if this is one sample: {'x.movedim(-1, 0)[None]' if last else 'x[None]'}"
         if x.ndim == group.dim + 2 and not (x.ndim == group.dim + len(expected) and x.shape[: len(expected)] == expected):
             if self.on_plane:
-                remedy = f"in_channels is {k}"
+                remedy = "its channels come last: use x.movedim(-1, 1)" if x.shape[-1] == k else f"in_channels is {k}"
             elif x.shape[1] == k * cosets:
                 remedy = f"use x.unflatten(1, ({k}, {cosets})) if these are planes"
             else:

@@ -207,3 +207,21 @@ class PadBoth(GModule):
         """`x`, padded."""
         both: Any = self.pad if pad is None else self._checked(pad)
         return on_planes(self.group, x, lambda planes: F.pad(planes, both, self.mode, self.value))
+
+
+class PooledLinear(nn.Linear):
+    """The last linear layer, after pooling over the group what a forward has flattened, (N, K S)."""
+
+    def __init__(self, group: Group, linear: nn.Linear, channels: int, pool: str | None) -> None:
+        super().__init__(channels, linear.out_features, linear.bias is not None)
+        self.order, self.channels, self.pool = group.order, channels, pool
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, K S) or (N, K, S) to numbers that do not change with the elements."""
+        if x.shape[1:] not in ((self.channels * self.order,), (self.channels, self.order)):
+            raise ValueError(
+                f"expected functions on the group, (N, {self.channels}, {self.order}) or flat, got {tuple(x.shape)}; flatten(1) "
+                "after a pool to a single place is known"
+            )
+        functions = x.reshape(len(x), self.channels, self.order)
+        return super().forward(functions.mean(2) if self.pool == "mean" else functions.amax(2))

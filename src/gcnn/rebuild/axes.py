@@ -139,8 +139,10 @@ def permuted(net: Converter, node: fx.Node, x: Value) -> Value:
 
 def moved(net: Converter, node: fx.Node, x: Value) -> Value:
     """Another dtype; to which device, and how it lies there, the new network is told by others."""
-    if net.waits(x):
-        return x
+    if net.waits(x) and not _becomes_other(net, node):
+        return x  # what it meets has the numbers of the network, and their dtype
+    if net.waits(x) or node.target == "type_as":
+        return net.pointwise(node, pointwise=True)
     given = [a for a in node.args[1:] if isinstance(a, torch.dtype) or (isinstance(a, fx.Node) and net.value(a).kind == "size")]
     kept = {k: v for k, v in node.kwargs.items() if k == "dtype"}
     if x.kind in ("image", "map", "line", "fibre") and "memory_format" in node.kwargs:
@@ -216,6 +218,17 @@ def with_axes(net: Converter, x: Value, axes: int) -> Value:
     if axes == 0:
         return replace(net.single(x), axes=0)
     return replace(x, kind="map" if axes == net.group.dim else "line", axes=axes if axes < net.group.dim else 0, single=True)
+
+
+def _becomes_other(net: Converter, node: fx.Node) -> bool:
+    """Whether a parameter gets a dtype that may be another than that of the maps and images: whole numbers, those of an input."""
+    for a in (*node.args[1:], *node.kwargs.values()):
+        like = net.value(a.args[0] if isinstance(a, fx.Node) and a.target is getattr else a)
+        if isinstance(a, fx.Node) and like.kind == "other" and not net.waits(like):
+            return True
+        if isinstance(a, torch.dtype) and not a.is_floating_point:
+            return True
+    return False
 
 
 def _is_batch(net: Converter, node: fx.Node) -> bool:

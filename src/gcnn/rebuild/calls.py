@@ -527,7 +527,7 @@ def _beside_vectors(net: Converter, node: fx.Node, parts: list[Value]) -> list[V
 OF_ANYTHING: dict[Any, Callable[..., Value]] = {
     **dict.fromkeys((torch.cat, torch.concat, torch.concatenate), _cat),
     **dict.fromkeys((F.dropout, F.dropout1d, F.dropout2d, F.dropout3d), _dropout),
-    "to": axes.moved,
+    **dict.fromkeys(("to", "type_as"), axes.moved),
 }
 
 OPERATIONS: dict[Any, Callable[..., Value]] = {

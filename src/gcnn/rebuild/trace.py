@@ -233,6 +233,18 @@ class _Tracer(fx.Tracer):
         self.looked.append(True)
         return bool(found)
 
+    def create_proxy(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *rest: Any, **more: Any) -> Any:
+        """Calls as torch.fx takes them; `torch.tensor(mean, dtype=x.dtype)` as a constant that goes to that dtype."""
+        like, options = kwargs.get("dtype"), {k: v for k, v in kwargs.items() if k != "dtype"}
+        makes, numbers = target in (torch.tensor, torch.as_tensor) and isinstance(like, fx.Proxy), args
+        if target == "new_tensor" and like is None:
+            makes, like, numbers = True, args[0], args[1:]
+            options = {"device": next(self.root.parameters()).device} | options
+        if makes and not any(isinstance(each, fx.Proxy | Tensor) for each in tree_leaves((numbers, options))):
+            made = _constant(next(self.root.parameters()).dtype, *numbers, **options)
+            return super().create_proxy("call_method", "to", (made, like), {}, *rest, **more)
+        return super().create_proxy(kind, target, args, kwargs, *rest, **more)
+
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         self.names = self.names or _names(self.root)
         if torch.is_grad_enabled() != self.graded:
@@ -245,6 +257,12 @@ class _Tracer(fx.Tracer):
         if node.op in ("call_function", "call_method", "get_attr"):
             node.meta["place"] = _place(self.names)
         return node
+
+
+def _constant(dtype: torch.dtype, *numbers: Any, **options: Any) -> Tensor:
+    """A tensor of these numbers in a dtype; whole numbers that it cannot hold stay whole."""
+    made, known = torch.tensor(*numbers, **options | {"dtype": dtype}), torch.tensor(*numbers, **options)
+    return made if known.is_floating_point() or torch.equal(made.to(known.dtype), known) else known
 
 
 @contextmanager
