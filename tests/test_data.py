@@ -315,6 +315,24 @@ def test_whitened_cifar_has_the_identity_as_covariance(monkeypatch: pytest.Monke
     [
         (torch.rand(4, 1, 8, 8), torch.zeros(4).long(), r"bytes, got torch.float32 from 0 to 1; use \(255 \* x\)"),
         (torch.zeros(4, 8, 8, 3, dtype=torch.uint8), torch.zeros(4).long(), r"movedim\(-1, 1\)"),
+        (torch.zeros(4, 8, 8, 6, dtype=torch.uint8), torch.zeros(4).long(), r"got \(4, 8, 8, 6\); use x.movedim\(-1, 1\)"),
+        (torch.zeros(4, 8, 8, 13, dtype=torch.uint8), torch.zeros(4).long(), r"got \(4, 8, 8, 13\); use x.movedim\(-1, 1\)"),
+        (
+            torch.full((4, 1, 8, 8), 4080).to(torch.uint16),
+            torch.zeros(4).long(),
+            r"bytes, got torch.uint16 from 4080 to 4080; scale",
+        ),
+        (
+            torch.full((4, 1, 8, 8), -3, dtype=torch.int32),
+            torch.zeros(4).long(),
+            "bytes, got torch.int32 from -3 to -3; scale all",
+        ),
+        (torch.linspace(-1, 1, 256).view(4, 1, 8, 8), torch.zeros(4).long(), "float32 from -1 to 1; .* a loop of your own"),
+        (
+            torch.linspace(0, 300, 256).view(4, 1, 8, 8),
+            torch.zeros(4).long(),
+            "float32 from 0 to 300; scale all alike to 0 to 255",
+        ),
         (torch.zeros(4, 8, 8, dtype=torch.uint8), torch.zeros(4).long(), r"x\[:, None\]"),
         (torch.zeros(4, 1, 8, 8, dtype=torch.uint8), torch.zeros(4), "labels as whole numbers"),
     ],
@@ -322,6 +340,27 @@ def test_whitened_cifar_has_the_identity_as_covariance(monkeypatch: pytest.Monke
 def test_images_of_ones_own_that_would_be_misread(images: Tensor, labels: Tensor, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         data.Dataset("mine", data.Split(images, labels), data.Split(images, labels), ("a", "b"))
+
+
+@pytest.mark.parametrize(
+    "images",
+    [
+        torch.arange(256, dtype=torch.int32).view(4, 1, 8, 8),
+        torch.arange(256).to(torch.uint16).view(4, 1, 8, 8),
+        torch.arange(256.0).view(4, 1, 8, 8),
+        torch.zeros(4, 13, 8, 8, dtype=torch.uint8),
+        torch.zeros(4, 3, 3, 5, dtype=torch.uint8),
+        torch.zeros(4, 8, 8, 9, 9, dtype=torch.uint8),  # volumes of eight channels
+        torch.linspace(-1000, 3000, 4 * 5**3).view(4, 1, 5, 5, 5),  # as they are: predicted from Python alone
+    ],
+)
+def test_images_of_ones_own_that_are_taken(images: Tensor) -> None:
+    part = Split(images, torch.zeros(4).long())
+    assert Dataset("mine", part, part, ("a",)).train.images is images
+    odd = Split(torch.full_like(images[:1, :1], 200).to(torch.int16) * 2, part.labels[:1])
+    if images.ndim == 4:
+        with pytest.raises(ValueError, match=r"mine, test: expected images as bytes, got torch.int16 from 400 to 400"):
+            Dataset("mine", part, odd, ("a",))
 
 
 def test_pictures_of_ones_own(tmp_path: Path) -> None:
@@ -506,6 +545,123 @@ def test_colours_of_16_bits_are_not_cut_to_8(tmp_path: Path) -> None:
         data.read_picture(tmp_path / "gray.png")
 
 
+def tiff(pixels: np.ndarray[Any, Any], kind: int, extra: tuple[int, ...] | None = None) -> bytes:
+    """Bytes or floats (rows, columns, bands) as a TIFF of a kind (1 gray, 2 RGB), with the meanings of its other bands."""
+    rows, columns, bands = pixels.shape
+    bits, meaning = 8 * pixels.itemsize, 3 if pixels.dtype.kind == "f" else 1
+    tags: list[tuple[int, str, tuple[int, ...]]] = [(256, "I", (columns,)), (257, "I", (rows,)), (258, "H", (bits,) * bands)]
+    tags += [(259, "H", (1,)), (262, "H", (kind,)), (273, "I", (8,)), (277, "H", (bands,)), (278, "I", (rows,))]
+    tags += [(279, "I", (pixels.nbytes,)), *([] if extra is None else [(338, "H", extra)]), (339, "H", (meaning,) * bands)]
+    start = 8 + pixels.nbytes
+    table, behind = struct.pack("<H", len(tags)), b""
+    for tag, code, values in tags:
+        packed = struct.pack(f"<{len(values)}{code}", *values)
+        if len(packed) > 4:
+            packed, behind = struct.pack("<I", start + 2 + 12 * len(tags) + 4 + len(behind)), behind + packed
+        table += struct.pack("<HHI", tag, {"H": 3, "I": 4}[code], len(values)) + packed.ljust(4, b"\0")
+    return b"II*\0" + struct.pack("<I", start) + pixels.tobytes() + table + bytes(4) + behind
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:PIL.TiffImagePlugin")  # of damaged files
+def test_bands_are_not_lost(tmp_path: Path) -> None:
+    path = tmp_path / "tile.tif"
+    pixels = np.random.default_rng(0).integers(256, size=(9, 9, 13), dtype=np.uint8)
+    pixels[..., 3] = 255
+    for bands, kind, meant in ((1, 1, None), (3, 2, None), (4, 2, (2,)), (4, 2, None)):  # which are gray, RGB, with transparency
+        path.write_bytes(tiff(pixels[..., :bands], kind, meant))
+        assert np.array_equal(data.read_picture(path), pixels[..., 0] if bands == 1 else pixels[..., :3])
+    cases: list[tuple[int, int, tuple[int, ...], int]] = [
+        (4, 2, (0,), 1),
+        (5, 2, (0, 0), 2),
+        (5, 2, (2, 0), 1),
+        (2, 1, (0,), 1),
+        (4, 1, (0, 0, 0), 3),
+        (13, 1, (0,) * 12, 12),
+    ]
+    for bands, kind, extra, lost in cases:
+        path.write_bytes(tiff(pixels[..., :bands], kind, extra))
+        words = (
+            rf"tile.tif has {bands} bands, of which {lost} would be lost: .*; build a Dataset of all bands in Python \(docs/howto"
+        )
+        with pytest.raises(ValueError, match=words):
+            data.read_picture(path)
+    whole = tiff(pixels[..., :3], 2)
+    for damaged in (whole[:-20], whole[:9], whole[:4]):
+        path.write_bytes(damaged)
+        with pytest.raises(OSError, match=r"tile.tif could not be read"):
+            data.read_picture(path)
+    path.write_bytes(whole.replace(struct.pack("<HHI", 277, 3, 1), struct.pack("<HHI", 277, 3, 2)))  # two numbers of bands
+    assert np.array_equal(data.read_picture(path), pixels[..., :3])
+
+
+@pytest.mark.parametrize(("dtype", "bands"), [("f4", 3), ("f8", 3), ("f8", 1), ("f2", 1)])
+def test_floats_in_colour_are_told(dtype: str, bands: int, tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).random((9, 9, bands)).astype(dtype)
+    (tmp_path / "f.tif").write_bytes(tiff(pixels, 2 if bands == 3 else 1))
+    with pytest.raises(ValueError, match=r"f.tif has floating point numbers, expected bytes; .* save it times 255"):
+        data.read_picture(tmp_path / "f.tif")
+
+
+def test_a_fourth_band_that_is_no_transparency_is_told(tmp_path: Path) -> None:
+    from PIL import Image
+
+    root = drawn_pictures(tmp_path)
+    soft = np.full((9, 9, 4), 255, np.uint8)
+    soft[2:6, 2:7, 3] = 128  # 20 of 81 pixels
+    soft[7:, :, 3] = 0
+    Image.fromarray(soft).save(root / "train" / "tumour" / "0.png")
+    data.pictures(root)  # warnings are errors here
+    near_infrared = np.random.default_rng(0).integers(256, size=(9, 9, 4), dtype=np.uint8)
+    for i in range(3):
+        Image.fromarray(near_infrared).save(root / "train" / "tumour" / f"{i}.png")
+    words = r"the fourth band .* was taken as transparency; .*build a Dataset of all bands in Python \(docs/howto.md"
+    with pytest.warns(UserWarning, match=rf"pictures: 3 of 24 are half transparent .*{words}") as told:
+        data.pictures(root)
+    assert len(told) == 1
+    with pytest.warns(UserWarning, match=words):
+        data.read_picture(root / "train" / "tumour" / "0.png")
+    heading = "More than three bands"
+    assert heading in formats.WAY_OUT
+    assert heading in (Path(__file__).parent.parent / "docs/howto.md").read_text()
+
+
+def test_jpeg_2000_is_read_from_folders_too(tmp_path: Path) -> None:
+    from PIL import Image, features
+
+    if not features.check("jpg_2000"):
+        pytest.skip("this pillow reads no JPEG 2000")
+    root = drawn_pictures(tmp_path)
+    path = root / "train" / "tumour" / "0.png"
+    image = Image.open(path)
+    image.save(path.with_suffix(".jp2"))  # without loss
+    path.unlink()
+    assert np.array_equal(data.pictures(root).train.images[1].permute(1, 2, 0).numpy(), np.array(image))
+    content = bytearray(path.with_suffix(".jp2").read_bytes())
+    for channel in range(3):
+        content[content.find(b"\xff\x4f\xff\x51") + 42 + 3 * channel] = 15
+    path.with_suffix(".jp2").write_bytes(content)
+    with pytest.raises(ValueError, match=r"0.jp2 has 16 bits a channel"):
+        data.pictures(root)
+
+
+def test_folders_that_may_not_be_read_are_no_empty_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = drawn_pictures(tmp_path)
+    real = os.listdir, os.scandir
+
+    def refused(which: int) -> Any:
+        def look(path: Any = ".") -> Any:
+            if Path(path) == root / "train" / "tumour":
+                raise PermissionError(13, "Permission denied", str(path))
+            return real[which](path)
+
+        return look
+
+    monkeypatch.setattr(os, "listdir", refused(0))
+    monkeypatch.setattr(os, "scandir", refused(1))
+    with pytest.raises(PermissionError, match=r"train/tumour cannot be read: permission denied"):
+        data.pictures(root)
+
+
 def test_a_slide_is_no_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from PIL import Image
 
@@ -586,10 +742,10 @@ def test_files_of_volumes_that_are_none(tmp_path: Path) -> None:
 
 
 def test_images_with_holes_are_named() -> None:
-    x, y = torch.randn(4, 1, 9, 9), torch.zeros(4, dtype=torch.int64)
+    x, y = 255 * torch.rand(4, 1, 9, 9), torch.zeros(4, dtype=torch.int64)
     x[2, 0, 3, 3] = torch.nan
     with pytest.raises(ValueError, match="mine, test: image 2 holds NaN or infinite numbers; mend it, or leave it out"):
-        Dataset("mine", Split(torch.randn(4, 1, 9, 9), y), Split(x, y), ("a",))
+        Dataset("mine", Split(255 * torch.rand(4, 1, 9, 9), y), Split(x, y), ("a",))
 
 
 def test_arrays_are_no_tensors() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 from pathlib import Path
 from typing import Any
@@ -91,8 +92,12 @@ def test_networks_for_hexagons_and_volumes_are_exact_and_of_one_size() -> None:
 def test_wrong_names_and_arguments_say_why() -> None:
     with pytest.raises(ValueError, match=f"model must be one of {', '.join(MODELS)}, got 'p5cnn'"):
         build("p5cnn")
-    with pytest.raises(TypeError, match=r"build\('p4cnn'\): .*unexpected keyword argument 'width'"):
+    with pytest.raises(TypeError, match=r"build\('p4cnn'\): option must be one of group, channels, .*, got 'width'"):
         build("p4cnn", width=3)
+    with pytest.raises(TypeError, match=r"build\('resnet18'\): option must be .*, got 'classes'; did you mean num_classes"):
+        build("resnet18", group=p4m, classes=3)
+    with pytest.raises(TypeError, match=r"build\('unet'\): option must be one of group, keep, pool, width, .*, got 'channels'"):
+        build("unet", channels=4)
     with pytest.raises(ValueError, match="expected a plane group, such as p4 or p4m, got Oh"):
         build("p4cnn", group=Oh)
     for name in ("p4cnn", "resnet44"):
@@ -116,7 +121,7 @@ STAGES: list[tuple[str, dict[str, Any], str]] = [
     ("digit-resnet", {"widths": ()}, r"widths must be positive whole numbers, one per stage, such as \(16, 32, 64\), got \(\)"),
     ("resnet18", {"widths": (8, 0, 8, 8)}, r"widths must be positive whole numbers, one per stage, .* got \(8, 0, 8, 8\)"),
     ("resnet26", {"blocks": (1, 2)}, r"blocks must be a whole number, such as 4, got \(1, 2\)"),
-    ("densenet", {"blocks": 3}, r"blocks must be whole numbers, one per stage, such as \(6, 12, 24, 16\), got 3"),
+    ("densenet121", {"blocks": 3}, r"blocks must be whole numbers, one per stage, such as \(6, 12, 24, 16\), got 3"),
 ]
 
 
@@ -195,3 +200,28 @@ def test_weights_of_networks_whose_options_are_no_json(tmp_path: Path) -> None:
         load(tmp_path / "mine.safetensors")
     again = load_into(build("resnet18", block=Bottleneck, widths=(4, 4, 4, 4), stem=3), tmp_path / "mine.safetensors")
     assert all(torch.equal(a, b) for a, b in zip(net.state_dict().values(), again.state_dict().values(), strict=True))
+
+
+def test_weights_of_torch_save_say_how_they_are_read(tmp_path: Path) -> None:
+    net, path = build("p4cnn", channels=2), tmp_path / "u.pt"
+    for zipped in (True, False):
+        torch.save(net.state_dict(), path, _use_new_zipfile_serialization=zipped)
+        with pytest.raises(
+            ValueError, match=r"u.pt is a zip or pickle file, .*net.load_state_dict\(torch.load\(path\)\) reads it"
+        ):
+            load_into(net, path)
+        net.load_state_dict(torch.load(path))
+
+
+def test_weights_that_cannot_be_read_or_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    net, path = build("p4cnn", channels=2), tmp_path / "mine.safetensors"
+    with pytest.raises(FileNotFoundError, match=r"save: there is no folder .*nof; make it first"):
+        save(net, tmp_path / "nof" / "u.safetensors")
+    save(net, path)
+
+    def refuse(self: Path, *_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(PermissionError, match=r"mine.safetensors cannot be read \(Permission denied\)"):
+        load_into(net, path)

@@ -56,6 +56,13 @@ def test_other_names() -> None:
         build("resnet18", num_classes=0)
 
 
+def test_the_densenet_of_digital_pathology_has_its_parameters() -> None:
+    """119 thousand, as published (Veeling et al., 2018, table of PCam), and answers that do not change on tiles of 96 pixels."""
+    net = build("densenet").eval()
+    assert round(sum(p.numel() for p in net.parameters()) / 1000) == 119
+    assert equivariance_error(net, group_of(net), torch.rand(1, 3, 96, 96)) < 1e-5
+
+
 def test_every_network_has_an_example() -> None:
     assert set(EXAMPLES) == set(MODELS)
 

@@ -22,14 +22,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from gcnn import cli, p4, p6
+from gcnn import cli, p4, p6, runs
 from gcnn import train as module
 from gcnn.data import Dataset, Split, digits
 from gcnn.lattice import to_hexagonal
-from gcnn.models import build, save
+from gcnn.models import build, options_of, save
 from gcnn.recipes import RECIPES
 from gcnn.report import report
-from gcnn.runs import alike, group_of, make_model, on_lattice, options_of, pick_device, read_checkpoint, reestimate_norms
+from gcnn.runs import (
+    alike,
+    group_of,
+    make_model,
+    note_on_exactness,
+    on_lattice,
+    pick_device,
+    read_checkpoint,
+    reestimate_norms,
+)
 from gcnn.steps import Inputs, batches, moved, turned
 from gcnn.testing import equivariance_error
 from gcnn.train import Config, DivergedError, error_by_angle, evaluate, load_run, train
@@ -427,7 +436,7 @@ def test_runs_on_whitened_images_take_no_plain_ones(small: Dataset) -> None:
         ({"epochs": "3"}, "epochs must be of type int, got '3'"),
         ({"amp": "false"}, "amp must be of type bool, got 'false'"),
         ({"epochs": 2.5}, "epochs must be of type int, got 2.5"),
-        ({"keep": "best"}, "keep best takes images to choose by: hold some out with validation"),
+        ({"keep": "best"}, "keep best takes images to choose by: hold some out with --validation"),
         ({"reestimate": "maybe"}, "reestimate must be one of eval, train, no, got 'maybe'"),
         ({"dropout": 1.0}, "dropout must be below 1, got 1.0"),
         ({"sharpness": -1.0}, "sharpness must be a distance, at least 0, got -1.0"),
@@ -471,7 +480,7 @@ def test_the_commands(shell: Any, tmp_path: Path, small: Dataset) -> None:
     assert status == 0
     assert "p4cnn: test error" in text
     assert re.search(r"epoch 1/1, loss [\d.]+, test error [\d.]+ %, [\d,]+ img/s, 00:00 left\n", text)  # no bar: nobody watches
-    assert "had its 1 epochs already" in shell("train", "--out", folder, "--resume")[1]
+    assert "had its 1 epoch already" in shell("train", "--out", folder, "--resume")[1]
     status, text = shell("train", "--out", folder, "--resume", "--epochs", "2")
     assert status == 1
     assert "follows a learning rate that falls over 1 epochs, not over 2; resume with --epochs 1, or start a new run" in text
@@ -929,11 +938,127 @@ def test_a_network_that_is_not_exact_says_so_before_it_trains(small: Dataset, ca
 def test_volumes_rectangles_and_hexagons_that_are_not_exact(settings: Any, shape: tuple[int, ...], exact: bool) -> None:
     config = Config(**settings)
     model = make_model(config, 3, shape)
-    note = module._note_on_exactness(model, shape, config)
+    note = note_on_exactness(model, shape, config)
     x = torch.rand(1, *shape)
     inner, x = on_lattice(model.eval(), x)
     assert (equivariance_error(inner, group_of(model), x) < 1e-3) == exact == (note == "")
     assert exact or f"is not exact at {' x '.join(map(str, shape[1:]))}: under {group_of(model)}" in note
+
+
+NOTES: list[tuple[dict[str, Any], int, str]] = [
+    # the relus of so narrow a network are dead, and its answers the same whatever the picture
+    (
+        {"model": "resnet18", "widths": (4, 4, 4, 4)},
+        64,
+        "a stride does not fit the size; what helps is another size (65; --size)",
+    ),
+    ({"model": "resnet44", "widths": (4, 4, 4)}, 65, "its head is not invariant; what helps is --invariant"),
+    (
+        {"model": "resnet44", "widths": (4, 4, 4)},
+        64,
+        "a stride does not fit the size and its head is not invariant; what helps is another size (61, 65, 69; --size) or "
+        "--downsample pool, and --invariant",
+    ),
+    (
+        {"model": "resnet44", "widths": (4, 4, 4), "invariant": True},
+        30,
+        "a stride does not fit the size; what helps is another size (25, 29, 33; --size)",  # pooling would not: 30, 15, 7
+    ),
+    (
+        {"model": "allcnn-c", "channels": 2, "downsample": "pool"},
+        33,
+        "a stride does not fit the size; what helps is another size (28, 32, 36; --size) or --downsample stride",
+    ),
+    ({"model": "resnet44", "widths": (4, 4, 4), "invariant": True}, 65, ""),
+]
+
+
+@pytest.mark.parametrize(("settings", "side", "words"), NOTES)
+def test_the_note_goes_by_strides_and_head_and_names_what_helps(settings: Any, side: int, words: str) -> None:
+    config = Config(group="p4m", data="pictures", size=side, **settings)
+    note = note_on_exactness(make_model(config, 3, (3, side, side)), (3, side, side), config)
+    if words:
+        start = f"note: {config.model} is not exact at {side} x {side}: under p4m its answers change, after training by tens of"
+        assert note == f"{start} percent for some images, since {words}"
+    else:
+        assert note == ""
+
+
+def test_a_note_that_fails_stops_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("no such device")
+
+    monkeypatch.setattr(runs, "stride_fault", fail)
+    config = Config(group="p4m")
+    note = note_on_exactness(make_model(config), (1, 28, 28), config)
+    assert note.startswith("note: p4cnn: it could not be found out whether it is exact at 28 x 28 (no such device); gcnn check")
+
+
+def test_words_about_runs_that_are_used_in_a_wrong_way(
+    shell: Any, tmp_path: Path, small: Dataset, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from PIL import Image
+
+    folder, new = tmp_path / "runs" / "bands", tmp_path / "new"
+    a, b = (Split(split.images.repeat(1, 4, 1, 1)[:60], split.labels[:60]) for split in (small.train, small.test))
+    train(dataclasses.replace(TINY, epochs=1), folder, progress=False, data=Dataset("bands", a, b, small.classes))
+    new.mkdir()
+    Image.new("RGBA", (28, 28)).save(new / "rgba.png")
+    status, told = shell("predict", str(new), str(folder))
+    assert (status, told) == (
+        1,
+        f"gcnn predict: {folder} is a run, {new} is none; the run comes first: gcnn predict {folder} {new}\n",
+    )
+    status, told = shell("predict", str(folder), str(new))
+    assert status == 1
+    assert f"{new / 'rgba.png'}: the network takes images of 4 bands, and files are read as gray or RGB; in Python" in told
+    monkeypatch.setattr(cli, "load", lambda *_: dataclasses.replace(small, name="digits"))
+    status, told = shell("eval", str(folder))
+    assert status == 1
+    assert "the run was trained on bands, data that was given in Python, where it is to be tested too: gcnn.train.eval" in told
+    assert "digits" not in told
+    for words, meant in (
+        (("eval", str(folder), "--tset"), "got '--tset'; did you mean --test?"),
+        (("predict", str(folder), str(new), "--cvs", "a.csv"), "got '--cvs'; did you mean --csv?"),
+    ):
+        with pytest.raises(SystemExit):
+            cli.main(list(words))
+        assert meant in capsys.readouterr().err
+    status, told = shell("train", "--config", str(tmp_path / "mine.toml"))
+    assert status == 1
+    assert f"--config {tmp_path / 'mine.toml'} cannot be read (No such file or directory)" in told
+
+
+def test_what_may_not_be_read_is_not_called_missing(
+    shell: Any, tmp_path: Path, small: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(dataclasses.replace(TINY, epochs=1), tmp_path / "run", progress=False, data=small)
+    (tmp_path / "new").mkdir()
+
+    def refuse(self: Path, *_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", refuse)
+        status, told = shell("predict", str(tmp_path / "run"), str(tmp_path / "new"))
+        assert (status, "last.safetensors cannot be read (Permission denied)" in told) == (1, True)
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    status, told = shell("predict", str(tmp_path / "run"), str(tmp_path / "new"))
+    assert (status, f"{tmp_path / 'new'} cannot be read" in told) == (1, True)
+
+
+def test_little_work_is_counted_in_ones(small: Dataset, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny = Dataset("small", small.train[:40], small.test[:20], small.classes)
+    train(Config(channels=1, epochs=1, batch_size=20), data=tiny)
+    assert re.search(r"p4cnn on p4: \d+ parameters, \d\d\d?,\d{3} multiplications per image", capsys.readouterr().err)
+
+
+def test_settings_that_are_misspelt() -> None:
+    misspelt: Any = {"batchsize": 8}
+    with pytest.raises(TypeError, match=r"Config: setting must be one of model, .*, got 'batchsize'; did you mean batch_size or"):
+        Config(**misspelt)
+    with pytest.raises(ValueError, match=r"hold some out with --validation, a tenth of the training images for example"):
+        Config(keep="best")
 
 
 def test_pictures_are_counted_by_class(small: Dataset, capsys: pytest.CaptureFixture[str]) -> None:
@@ -955,8 +1080,8 @@ def test_images_that_a_network_cannot_take(small: Dataset, tmp_path: Path) -> No
     ):
         with pytest.raises(ValueError, match=f"{model} cannot take images of 112 x 112: .*{words}.*; take smaller ones"):
             train(Config(model=model, group="p6"), progress=False, data=Dataset("small", large[0], large[1], small.classes))
-    assert Config(model="densenet").model == "densenet121"
-    assert options_of("digit-resnet").isdisjoint({"invariant"})  # its head is invariant as it is
+    assert Config(model="convnext").model == "convnext-tiny"
+    assert "invariant" not in options_of("digit-resnet")  # its head is invariant as it is
     make_model(Config(model="digit-resnet", invariant=True))
 
 
@@ -1023,7 +1148,7 @@ def test_runs_that_begin_at_once_do_not_take_the_folder_away(tmp_path: Path) -> 
 
     def work() -> None:
         for _ in range(rounds):
-            started.wait()
+            started.wait(60)
             try:
                 with module._alone(folder):
                     most.append(next(inside))
@@ -1034,6 +1159,9 @@ def test_runs_that_begin_at_once_do_not_take_the_folder_away(tmp_path: Path) -> 
                     (folder / "mine").unlink()
             except FileExistsError as error:
                 refused.append(str(error))
+            except BaseException:
+                started.abort()  # the others would wait for it
+                raise
 
     refused: list[str] = []
     with ThreadPoolExecutor(4) as pool:
@@ -1041,7 +1169,6 @@ def test_runs_that_begin_at_once_do_not_take_the_folder_away(tmp_path: Path) -> 
             done.result()
     assert len(most) >= rounds
     assert all("is being written by another run" in words for words in refused)
-    assert not (tmp_path / "new").exists()
 
 
 def test_one_run_at_a_time_writes_to_a_folder(small: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,7 +117,10 @@ def main(arguments: list[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
     chosen, rest = parser.parse_known_args(words)
     if rest and chosen.command != "train":
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        command = commands.choices[chosen.command]
+        if foreign := [word.partition("=")[0] for word in rest if word.startswith("--") and word != "--"]:
+            command.error(unknown("option", foreign[0], (o for o in command._option_string_actions if o.startswith("--"))))
+        command.error(f"unrecognized arguments: {' '.join(rest)}")
     chosen.rest = rest
     try:
         with precision(tf32=False):  # training sets its own
@@ -207,7 +210,8 @@ def _train(chosen: argparse.Namespace) -> None:
         return
     last = done.history[-1]
     if last["epoch"] == before:
-        print(f"the run had its {before} epochs already; a larger --epochs goes on, if its learning rate is constant")
+        epochs = f"{before} epoch{'s' if before > 1 else ''}"
+        print(f"the run had its {epochs} already; a larger --epochs goes on, if its learning rate is constant")
     kind = "validation" if settings.validation else "test"
     which = f" with the weights of epoch {done.kept['epoch']}" if done.kept else ""
     found = done.tested.get("test_error")
@@ -228,6 +232,8 @@ def _base(recipe: str, file: str) -> Config:
             read: Any = json.loads if json_file else tomllib.loads
             text = Path(file).read_text(encoding="utf-8-sig")  # some editors begin files with a mark
             settings = {k.replace("-", "_"): v for k, v in read(text).items()}
+        except OSError as error:
+            raise type(error)(f"--config {file} cannot be read ({error.strerror or error}); name a file of settings") from error
         except (ValueError, AttributeError) as error:
             raise ValueError(f"{file}: expected settings in {'JSON' if json_file else 'TOML'}: {error}") from error
         known = {f.name for f in dataclasses.fields(Config)}
@@ -276,6 +282,10 @@ def _print_classes(classes: tuple[str, ...], confusion: list[list[int]]) -> None
 def _predict(chosen: argparse.Namespace) -> int:
     if chosen.csv:
         _check_new(chosen.csv, "answers.csv", chosen.force)
+    swapped = [given for given in chosen.images if (Path(given) / "last.safetensors").is_file()]
+    if swapped and not (Path(chosen.folder) / "last.safetensors").is_file():
+        words = " ".join(shlex.quote(word) for word in (swapped[0], chosen.folder))
+        raise ValueError(f"{swapped[0]} is a run, {chosen.folder} is none; the run comes first: gcnn predict {words}")
     run = load_run(chosen.folder, chosen.device)
     status, unheard, rows = 0, None, [["file", "class", *run.classes]]
     for name in [name for given in chosen.images for name in _files(given)]:
@@ -348,6 +358,11 @@ def _pixels(name: str, shape: tuple[int, ...], size: int) -> torch.Tensor:
     if len(shape) != 3:
         raise ValueError(f"{name}: the network takes volumes {shape}, not images; use Run.predict of gcnn.train.load_run")
     channels, rows, columns = shape
+    if channels not in (1, 3):
+        raise ValueError(
+            f"{name}: the network takes images of {channels} bands, and files are read as gray or RGB; in Python "
+            "gcnn.train.load_run(folder).predict(images) takes them"
+        )
     read = read_picture(name)
     read = resized(read, size, name) if size else read
     if read.shape[:2] != (rows, columns):

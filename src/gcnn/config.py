@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 from gcnn.checks import unknown
 from gcnn.groups import GROUPS
@@ -13,7 +14,25 @@ from gcnn.models import ALIASES, MODELS
 
 __all__ = ["Config"]
 
+T = TypeVar("T")
 
+
+def _names_settings(config: type[T]) -> type[T]:
+    """The class with an error of its own for a setting that it does not know."""
+    made: Any = config.__init__
+
+    @functools.wraps(made)  # with its signature
+    def named(self: T, *values: Any, **settings: Any) -> None:
+        known = [setting.name for setting in dataclasses.fields(config)]  # type: ignore[arg-type]
+        if foreign := [name for name in settings if name not in known]:
+            raise TypeError("Config: " + unknown("setting", foreign[0], known))
+        made(self, *values, **settings)
+
+    config.__init__ = named  # type: ignore[assignment]
+    return config
+
+
+@_names_settings
 @dataclass(frozen=True)
 class Config:
     """Settings of a run."""
@@ -144,7 +163,9 @@ class Config:
             if value not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(a or 'empty' for a in allowed)}, got {value!r}")
         if self.keep == "best" and not self.validation:
-            raise ValueError("keep best takes images to choose by: hold some out with validation, 2000 for example")
+            raise ValueError(
+                "keep best takes images to choose by: hold some out with --validation, a tenth of the training images for example"
+            )
         if self.data == "digits" and self.data_root:
             raise ValueError(
                 f"digits come with the package and are in no data_root, got {self.data_root!r}; name the data set that is there "

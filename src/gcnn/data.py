@@ -26,11 +26,13 @@ from torch import Tensor
 from gcnn.files import write_file
 from gcnn.formats import (
     MNIST_MD5,
+    PARTLY,
     Bytes,
     amat,
     cifar_binary,
     cifar_folder,
     cifar_python,
+    decoded,
     idx,
     need,
     read_picture,
@@ -50,6 +52,7 @@ __all__ = [
     "mnist",
     "pictures",
     "read_picture",
+    "resized",
     "rotated_mnist",
     "volumes",
     "whitened_cifar10",
@@ -88,35 +91,53 @@ class Dataset:
                     kind = type(numbers).__name__
                     raise TypeError(f"{self.name}, {part}: expected {what} as a tensor, got {kind}; use torch.as_tensor")
             shape, dtype = tuple(split.images.shape), split.images.dtype
-            last = len(shape) > 1 and shape[1] > 4 >= shape[-1]
+            # the channels, if they are few, or behind a square; volumes may have any sides
+            last = len(shape) > 3 and shape[1] > 4 and (shape[-1] <= 4 or (len(shape) == 4 and shape[1] == shape[2] != shape[3]))
             if len(shape) not in (4, 5) or last:
                 way = "x.movedim(-1, 1)" if last else "x[:, None] for gray images"
                 raise ValueError(
                     f"{self.name}, {part}: expected images (N, channels, rows, columns), or volumes with one axis more, got "
                     f"{shape}; use {way}"
                 )
-            if split.images.is_floating_point() and len(split) and split.images.min() >= 0 and split.images.max() <= 1:
+            if split.images.is_floating_point() and not split.images.isfinite().all():
+                which = int((~split.images.flatten(1).isfinite().all(1)).nonzero()[0])
+                raise ValueError(f"{self.name}, {part}: image {which} holds NaN or infinite numbers; mend it, or leave it out")
+            low, high = _range(split.images)
+            if split.images.is_floating_point() and len(split) and low >= 0 and high <= 1:
                 raise ValueError(
                     f"{self.name}, {part}: expected images as bytes, got {dtype} from 0 to 1; use (255 * x).to(torch.uint8), so "
                     "that predictions of image files see what the network learned from"
                 )
-            if split.images.is_floating_point() and not split.images.isfinite().all():
-                which = int((~split.images.flatten(1).isfinite().all(1)).nonzero()[0])
-                raise ValueError(f"{self.name}, {part}: image {which} holds NaN or infinite numbers; mend it, or leave it out")
+            # floats of a test part are compared with the training's by `train`; whitened images are no files' to predict
+            negative = low < 0 and (part == "train" or not split.images.is_floating_point())
+            if len(shape) == 4 and (negative or high > 255) and "whitened" not in self.name:
+                raise ValueError(
+                    f"{self.name}, {part}: expected images as bytes, got {dtype} from {low:g} to {high:g}; scale all alike to "
+                    "0 to 255, .to(torch.uint8), so that predictions and exported files see what the network learned from, or "
+                    "train in a loop of your own"
+                )
             if split.labels.is_floating_point() or split.labels.ndim != 1:
                 shape, dtype = tuple(split.labels.shape), split.labels.dtype
                 raise ValueError(f"{self.name}, {part}: expected labels as whole numbers (N,), got {dtype} {shape}")
             if len(split.images) != len(split.labels):
                 raise ValueError(f"{self.name}, {part}: {len(split.images)} images but {len(split.labels)} labels")
-            low, high = (int(split.labels.min()), int(split.labels.max())) if len(split) else (0, 0)
-            if low < 0 or high >= len(self.classes):
-                raise ValueError(f"{self.name}, {part}: labels go from {low} to {high}, expected 0 to {len(self.classes) - 1}")
+            least, most = (int(split.labels.min()), int(split.labels.max())) if len(split) else (0, 0)
+            if least < 0 or most >= len(self.classes):
+                raise ValueError(f"{self.name}, {part}: labels go from {least} to {most}, expected 0 to {len(self.classes) - 1}")
 
     def hold_out(self, count: int) -> Dataset:
         """The same with the last `count` training images as test part: for choosing settings without the test set."""
         if not 0 < count < len(self.train):
             raise ValueError(f"{self.name}: cannot hold out {count} of {len(self.train)} training images")
         return Dataset(f"{self.name}, validation", self.train[:-count], self.train[-count:], self.classes)
+
+
+def _range(images: Tensor) -> tuple[float, float]:
+    """The least and the largest number; bytes are not looked at, since they are in the range of bytes."""
+    if not images.numel() or images.dtype in (torch.uint8, torch.bool):
+        return 0, 255
+    x = images.to(torch.int64) if images.dtype in (torch.uint16, torch.uint32, torch.uint64) else images  # torch has no minimum
+    return float(x.min()), float(x.max())
 
 
 DIGITS = tuple("0123456789")
@@ -279,11 +300,16 @@ def _check_labels(what: str, labels: npt.NDArray[Any], classes: int) -> None:
 
 
 def shown(folder: Path) -> list[Path]:
-    """What a folder holds, but for hidden files."""
-    return sorted(path for path in folder.glob("*") if not path.name.startswith("."))
+    """What a folder holds, but for hidden files; nothing if it is not there."""
+    try:
+        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except PermissionError as error:
+        raise PermissionError(f"{folder} cannot be read: permission denied; you may not look into it") from error
 
 
-KINDS = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp")
+KINDS = (".png", ".jpg", ".jpeg", ".jp2", ".tif", ".tiff", ".bmp", ".webp")
 
 
 def pictures_in(folder: Path) -> list[Path]:
@@ -356,10 +382,11 @@ def pictures(root: str | Path, size: int = 0) -> Dataset:
         raise ValueError(f"{root}: found no pictures in test/CLASS; expected {', '.join(KINDS)}")
     folders = [root / part / name for part in parts for name in ("", *classes)]
     _warn_of_others(folders, {path for _, _, path in found})
-    read, problems = [], []
+    read, problems, partly = [], [], 0
     for _, _, path in tqdm(found, "reading pictures", disable=None):
         try:
-            pixels = read_picture(path)
+            pixels, unclear = decoded(path)
+            partly += unclear
             read.append(resized(pixels, size, path) if size else pixels)
             if read[-1].shape[:2] != read[0].shape[:2]:
                 (rows, columns), (height, width) = read[0].shape[:2], read[-1].shape[:2]
@@ -375,6 +402,8 @@ def pictures(root: str | Path, size: int = 0) -> Dataset:
         more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
         each = "; ".join(str(error) for error in problems[:5])
         raise ValueError(f"{len(problems)} of {len(found)} pictures cannot be taken: {each}{more}")
+    if partly:
+        warnings.warn(f"pictures: {partly} of {len(found)} are {PARTLY}", stacklevel=2)
     gray = all(pixels.ndim == 2 for pixels in read)
     if not gray and (odd := [label for (_, label, _), pixels in zip(found, read, strict=True) if pixels.ndim == 2]):
         of = ", ".join(f"{name} {n}" for name, n in zip(classes, np.bincount(odd, minlength=len(classes)), strict=True) if n)

@@ -36,13 +36,19 @@ CIFAR_SHA1 = {  # of the binary version
     "data_batch_5.bin": "26e2849e66a845b7f1e4614ae70f4889ae604628",
     "test_batch.bin": "67eb016db431130d61cd03c7ad570b013799c88c",
 }
+WAY_OUT = "build a Dataset of all bands in Python (docs/howto.md, More than three bands)"
+PARTLY = (
+    "half transparent in over a quarter of their pixels: the fourth band (of gray ones the second) was taken as transparency; "
+    f"if it is a band of the image, {WAY_OUT}"
+)
 
 
 def read_picture(path: str | Path) -> Bytes:
     """An image file as bytes, (rows, columns) if it is gray, else (rows, columns, 3).
 
     As viewers show it: turned as its EXIF tag says. What is transparent is laid on black under light strokes, and on white under
-    others. Gray of 16 bits becomes bytes; colours of 16 bits are a ValueError.
+    others; a fourth band that most likely is none is read so too, with a warning. Gray of 16 bits becomes bytes; colours of 16
+    bits, and bands beyond those of a colour, are a ValueError.
 
     >>> import tempfile
     >>> from PIL import Image
@@ -51,6 +57,14 @@ def read_picture(path: str | Path) -> Bytes:
     ...     read_picture(folder + "/1.png").shape
     (7, 9, 3)
     """
+    pixels, partly = decoded(path)
+    if partly:  # without the name of the file, so that it is said once for all of them
+        warnings.warn(f"pictures are {PARTLY}", stacklevel=2)
+    return pixels
+
+
+def decoded(path: str | Path) -> tuple[Bytes, bool]:
+    """What `read_picture` returns, and whether more than a quarter of the pixels are half transparent: soft edges have fewer."""
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:
@@ -60,10 +74,10 @@ def read_picture(path: str | Path) -> Bytes:
     if not Path(path).exists():
         raise FileNotFoundError(f"{path} is not there; give the name of an image file")
     try:
-        with Image.open(
-            io.BytesIO(Path(path).read_bytes())
-        ) as image:  # from a path pillow would map some files, turned ones wrongly
-            if _would_be_cut(image):
+        content = Path(path).read_bytes()  # from a path pillow would map some files, turned ones wrongly
+        _check_tiff(path, content)
+        with Image.open(io.BytesIO(content)) as image:
+            if _would_be_cut(image, content):
                 raise ValueError(
                     f"{path} has 16 bits a channel, of which 8 would be lost; save it with 8, and scale all pictures alike"
                 )
@@ -72,7 +86,7 @@ def read_picture(path: str | Path) -> Bytes:
             _turn_upright(image)
             if image.mode.startswith(("I", "F")):
                 wide = image.mode.startswith("I;16") or (image.mode, image.format) == ("I", "PNG")
-                return _of_16_bits(path, np.array(image).astype(np.float64), wide)
+                return _of_16_bits(path, np.array(image).astype(np.float64), wide), False
             if image.mode not in ("1", "L", "LA", "P", "PA", "RGB", "RGBA"):
                 raise ValueError(f"{path} is of the kind {image.mode}, expected bytes, in gray or in colour; convert it")
             gray = image.mode in ("1", "L", "LA")
@@ -80,7 +94,8 @@ def read_picture(path: str | Path) -> Bytes:
             light, cover = (np.array(part).astype(np.float64) for part in (drawn.convert("L"), drawn.getchannel("A")))
             solid = Image.new("RGBA", image.size, "black" if (light * cover).sum() > 127 * cover.sum() else "white")
             solid.alpha_composite(drawn)
-            return np.array(solid.convert("L" if gray else "RGB"))
+            partly = float(((cover > 0) & (cover < 255)).mean()) > 0.25
+            return np.array(solid.convert("L" if gray else "RGB")), partly
     except UnidentifiedImageError:
         raise OSError(f"{path} could not be read: it is no picture that pillow knows, or is damaged") from None
     except OSError as error:
@@ -89,22 +104,88 @@ def read_picture(path: str | Path) -> Bytes:
         raise ValueError(f"{path} is too large for one picture; cut it into tiles ({error})") from error
 
 
-def resized(pixels: Bytes, size: int, path: str | Path) -> Bytes:
-    """A square picture with `size` pixels each way; another is a ValueError, since it would be distorted."""
-    from PIL import Image
+def resized(pixels: Bytes, size: int, path: str | Path = "the picture") -> Bytes:
+    """A square picture with `size` pixels each way, bilinear, antialiased; another is a ValueError, since it would be distorted.
 
+    A picture that is turned by 90 degrees or mirrored and then resized has the same bytes as one that is resized first: sums are
+    of whole numbers, whose order does not matter, and are rounded once.
+
+    >>> resized(np.full((90, 90, 3), 7, np.uint8), 33).shape
+    (33, 33, 3)
+    """
     rows, columns = pixels.shape[:2]
     if rows != columns:
         raise ValueError(f"{path} has {columns} x {rows} pixels, and only square pictures are resized; cut it to a square first")
-    return pixels if rows == size else np.array(Image.fromarray(pixels).resize((size, size), Image.Resampling.BILINEAR))
+    if rows == size:
+        return pixels
+    once, total = _sums(pixels.reshape(rows, -1), size)  # (size, columns * channels)
+    once = once.reshape(size, columns, -1).swapaxes(0, 1)
+    twice, _ = _sums(once.reshape(columns, -1), size)  # (size, size * channels)
+    values = twice.reshape(size, size, -1).swapaxes(0, 1) / (total[:, None] * total)[..., None]
+    return np.floor(values + 0.5).astype(np.uint8).reshape(size, size, *pixels.shape[2:])
 
 
-def _would_be_cut(image: Any) -> bool:
+def _sums(x: npt.NDArray[Any], size: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Rows (n, k) times whole weights, summed to (size, k), and the sum of each row's weights (size,), about 2^21.
+
+    The weights are those of a triangle as wide as the larger of an old and a new pixel, each way. Two times of this stay below
+    2^53: float64 holds them exactly.
+    """
+    n, reach = len(x), 2 * max(len(x), size)
+    found, total = np.empty((size, x.shape[1])), np.empty(size)
+    for first in range(0, size, 8):  # a few at a time have few rows below their triangles
+        i = np.arange(first, min(first + 8, size))
+        low = max(0, ((2 * first + 1) * n - reach - size) // (2 * size))
+        high = min(n, ((2 * int(i[-1]) + 1) * n + reach) // (2 * size) + 1)
+        # the distance of two centres, in whole numbers: 2 * size of them are an old pixel
+        away = np.abs((2 * np.arange(low, high) + 1) * size - (2 * i[:, None] + 1) * n)
+        weights = np.maximum(0, reach - away).astype(np.float64)
+        weights = np.rint(weights * (2**21 / weights.sum(1, keepdims=True)))  # (8, high - low)
+        total[i] = weights.sum(1)
+        step = max(1, 2**18 // weights.size)  # products this small stay in the cache, and BLAS starts no threads for them
+        for k in range(0, x.shape[1], step):
+            found[i, k : k + step] = weights @ x[low:high, k : k + step].astype(np.float64)
+    return found, total
+
+
+def _check_tiff(path: str | Path, content: bytes) -> None:
+    """Raises a ValueError for a TIFF with bands that pillow would leave out, or with floats that it does not know."""
+    from PIL import TiffImagePlugin
+
+    if content[:4] not in (b"II*\0", b"MM\0*", b"II+\0"):
+        return
+    tags: dict[int, list[Any]] = {}
+    with warnings.catch_warnings(), suppress(Exception):  # what is damaged is told when it is opened
+        warnings.simplefilter("ignore")
+        table = TiffImagePlugin.ImageFileDirectory_v2(content[: 16 if content[2] == 43 else 8])
+        file = io.BytesIO(content)
+        file.seek(table.next)
+        table.load(file)
+        tags = {name: np.atleast_1d(table[name]).tolist() for name in (258, 262, 277, 338, 339) if name in table}
+    tags = {name: values for name, values in tags.items() if values and all(isinstance(value, int) for value in values)}
+    bands, kind, extra = tags.get(277, [1])[0], tags.get(262, [1])[0], tags.get(338, [])
+    colours = {2: 3, 5: 4, 6: 3, 8: 3}.get(kind, 1)  # RGB, CMYK, YCbCr, Lab; others are gray or a palette
+    cover = any(meaning in (1, 2, 999) for meaning in extra) or (kind, bands, extra) == (2, 4, [])  # pillow takes it as one
+    if bands > colours + cover:
+        raise ValueError(
+            f"{path} has {bands} bands, of which {bands - colours - cover} would be lost: pictures are gray or RGB, with "
+            f"transparency or without; {WAY_OUT}, or save it with fewer"
+        )
+    if 3 in tags.get(339, []) and (bands > 1 or tags.get(258) != [32]):
+        raise ValueError(
+            f"{path} has floating point numbers, expected bytes; if they go from 0 to 1, save it times 255, as bytes, else scale "
+            "all pictures alike"
+        )
+
+
+def _would_be_cut(image: Any, content: bytes) -> bool:
     """Whether pillow reads channels of 16 bits as their high bytes; asked before it loads the image."""
     if image.mode.startswith(("I", "F")):
         return False  # gray, read whole
     kinds = [tile[3][0] if isinstance(tile[3], tuple) else tile[3] for tile in image.tile]
     bits = image.tag_v2.get(258, 8) if image.format == "TIFF" else 8  # its planes may lie apart, each of a kind of its own
+    if image.format == "JPEG2000" and (at := content.find(b"\xff\x4f\xff\x51")) >= 0:  # the sizes: 38 bytes, then 3 a channel
+        bits = [1 + (depth & 127) for depth in content[at + 42 : at + 42 + 3 * len(image.getbands()) : 3]]
     return any(re.search(";16[BLN]", str(kind)) for kind in kinds) or np.max(bits) > 8
 
 

@@ -5,14 +5,16 @@ A checkpoint is last.safetensors, which holds weights, optimiser, history, confi
 
 from __future__ import annotations
 
+import copy
 import csv
-import inspect
+import dataclasses
 import io
 import json
 import math
 import os
+import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,11 +26,12 @@ from torch import Tensor, nn
 from gcnn.config import Config
 from gcnn.data import Dataset, Split
 from gcnn.files import write_file
-from gcnn.groups import GROUPS
+from gcnn.groups import GROUPS, Group
 from gcnn.lattice import to_hexagonal
-from gcnn.models import MODELS, build
+from gcnn.models import MODELS, build, options_of
 from gcnn.models.cnn import ToHexagonal
 from gcnn.models.weights import digest, read
+from gcnn.probe import leaves, stride_fault
 from gcnn.steps import Inputs, Stepper, turned
 
 
@@ -102,6 +105,76 @@ def on_lattice(model: nn.Module, x: Tensor) -> tuple[nn.Module, Tensor]:
     """The part of a network that its group acts on, and what goes into it: pixels do not turn by 60 degrees."""
     first, *rest = model.children()
     return (nn.Sequential(*rest), first(x)) if isinstance(first, ToHexagonal) else (model, x)
+
+
+def note_on_exactness(model: nn.Module, shape: Sequence[int], config: Config) -> str:
+    """A sentence for a network whose strides or head are not exact on images of `shape`; none for others.
+
+    It goes by shapes alone: a fresh network changes its answers by little, by how much it will after training nobody knows.
+    """
+    group, known = group_of(model), options_of(config.model)
+    if group.order == 1:
+        return ""
+    who, turns = f"note: {config.model}", "invariant" in known and not config.invariant  # a head that is not invariant
+    sides = " x ".join(str(n) for n in shape[1:])
+    try:
+        strides, sizes = _misfit(model, shape, group)
+        pools: Any = ""
+        if strides and "downsample" in known and group.fills_box:
+            pools = "stride" if config.downsample == "pool" else "pool"
+            with torch.random.fork_rng(devices=[]), torch.device("meta"):
+                other = make_model(dataclasses.replace(config, downsample=pools), shape=shape)
+            pools = "" if _misfit(other, shape, group)[0] else pools
+    except Exception as error:  # a note is no reason to stop a training
+        return f"{who}: it could not be found out whether it is exact at {sides} ({error}); gcnn check tells, after an epoch"
+    if not (strides or turns):
+        return ""
+    how = "; --size" if config.data == "pictures" else ""
+    listed = f" ({', '.join(map(str, sizes))}{how})" if sizes and group.fills_box else ""
+    ways = [f"another size{listed}"] * strides + [f"--downsample {pools}"] * bool(pools)
+    reasons = ["a stride does not fit the size"] * strides + ["its head is not invariant"] * turns
+    helps = [" or ".join(ways)] * strides + ["--invariant"] * turns
+    return (
+        f"{who} is not exact at {sides}: under {group.name} its answers change, after training by tens of percent for some "
+        f"images, since {' and '.join(reasons)}; what helps is {', and '.join(helps)}"
+    )
+
+
+class _MisfitError(Exception):
+    """A stride that does not fit the size that comes to its layer."""
+
+
+def _misfit(model: nn.Module, shape: Sequence[int], group: Group) -> tuple[bool, list[int]]:
+    """Whether a stride does not fit images of `shape`, and the three sizes nearest to its last side that all strides fit.
+
+    Shapes alone are computed, on the meta device, and of few sizes: `exact_sizes` looks at a hundred.
+    """
+
+    def check(module: nn.Module, args: tuple[Any, ...]) -> None:
+        if args and isinstance(args[0], Tensor) and stride_fault(group, module, args[0]):
+            raise _MisfitError
+
+    def fits(sides: Sequence[int]) -> bool:
+        try:
+            inner(torch.empty(1, x.shape[1], *sides, device="meta"))
+        except _MisfitError:
+            return False
+        return True
+
+    inner, x = on_lattice(model, torch.zeros(1, *shape))
+    inner, last, sizes = copy.deepcopy(inner).to("meta").eval(), x.shape[-1], list[int]()
+    for module in leaves(inner):
+        module.register_forward_pre_hook(check)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own about the meta device
+        if fits(x.shape[2:]):
+            return False, []
+        for n in sorted(range(3 * last // 4, 3 * last // 2), key=lambda n: abs(n - last))[:100]:
+            with suppress(Exception):  # a size that does not go through, for whatever reason
+                sizes += [n] * fits((n,) * group.dim)
+            if len(sizes) == 3:
+                break
+    return True, sorted(sizes)
 
 
 def pick_device(name: str) -> torch.device:
@@ -254,6 +327,11 @@ class Run:
     def check_data(self, data: Dataset) -> None:
         """Raises a ValueError for data that this network does not know."""
         if self.data != data.name:
+            if data.name == self.config.data and not self.data.startswith(data.name):  # nobody named other data than its own
+                raise ValueError(
+                    f"the run was trained on {self.data}, data that was given in Python, where it is to be tested too: "
+                    "gcnn.train.evaluate(run.model, run.inputs(data.test, torch.device('cpu'))), with load_run(folder) as run"
+                )
             raise ValueError(f"the run was trained on {self.data}, not on {data.name}; test it with gcnn.train.evaluate")
         for what, was, now in (
             ("classes", self.classes, tuple(data.classes)),
@@ -393,12 +471,3 @@ def alike(run: dict[str, Any], mean: float, std: float, exact: bool) -> bool:
     """Whether images have the mean and the standard deviation of those that a run was trained on."""
     most = (1e-9 if exact else 1e-4) * run["std"]
     return abs(run["mean"] - mean) <= most and abs(run["std"] - (std or 1.0)) <= most
-
-
-def options_of(model: str) -> set[str]:
-    """What the builder of a network takes."""
-    builder, defaults = MODELS[model]
-    known = set(inspect.signature(builder).parameters)
-    if "planar" in defaults:  # a converted network takes the options of the ordinary one
-        known |= set(inspect.signature(defaults["planar"]).parameters)
-    return known

@@ -27,9 +27,7 @@ from torch import Tensor, nn
 from gcnn.config import Config
 from gcnn.data import Dataset, load
 from gcnn.files import write_file
-from gcnn.functional import act
 from gcnn.groups import Group
-from gcnn.lattice import mask_outside
 from gcnn.models import EXAMPLES
 from gcnn.models.cnn import ToHexagonal
 from gcnn.nn import GBatchNorm
@@ -48,8 +46,7 @@ from gcnn.runs import (
     mean_and_std,
     measured,
     names_the_root,
-    on_lattice,
-    options_of,
+    note_on_exactness,
     pick_device,
     precision,
     read_checkpoint,
@@ -58,7 +55,6 @@ from gcnn.runs import (
     save_run,
 )
 from gcnn.steps import Inputs, Stepper, batches
-from gcnn.testing import exact_sizes, generators
 
 try:
     import fcntl
@@ -104,36 +100,28 @@ def _alone(folder: Path) -> Iterator[None]:
     if fcntl is None:
         yield
         return
-    new: set[Path] = set()
-    try:
-        held = _hold(folder, new)
-    except FileExistsError:
-        _take_away(new)  # parents that were made for it, if nobody uses them
-        raise
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    held = _hold(folder)
     try:
         yield
     finally:
-        _take_away(new)
+        with suppress(OSError):  # what was made for a run that did not begin is empty
+            for path in new:
+                path.rmdir()
         with suppress(OSError):
             fcntl.flock(held, fcntl.LOCK_UN)  # a process that was forked meanwhile holds it too
         os.close(held)
 
 
-def _take_away(new: set[Path]) -> None:
-    """Removes folders, inner ones first; what was made for a run that did not begin is empty."""
-    with suppress(OSError):
-        for path in sorted(new, key=lambda path: -len(path.parts)):
-            path.rmdir()
-
-
-def _hold(folder: Path, new: set[Path]) -> int:
-    """Makes a folder, and locks it; what it returns is to be closed. What was not there before goes into `new`."""
+def _hold(folder: Path) -> int:
+    """Makes a folder, and locks it; what it returns is to be closed."""
     while True:
-        new.update(path for path in (folder, *folder.parents) if not path.exists())
-        folder.mkdir(parents=True, exist_ok=True)
         try:
+            folder.mkdir(parents=True, exist_ok=True)
             held = os.open(folder, os.O_RDONLY)
-        except FileNotFoundError:  # another run made it, failed, and took it away
+        except FileNotFoundError:  # another run made it, or what it is in, failed, and took it away
+            if not Path.cwd().exists():  # this one would never be there
+                raise
             continue
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -210,7 +198,7 @@ def _train(
         print(_summary(model, group, config, len(data.train), steps, cost), file=sys.stderr)
         if any(isinstance(m, ToHexagonal) for m in model.modules()):
             print(f"images are resampled to the hexagonal lattice of {group.name}", file=sys.stderr)
-        if note := _note_on_exactness(model, meta["shape"], config):
+        if note := note_on_exactness(model, meta["shape"], config):
             print(note, file=sys.stderr)
     model = model.to(device)
     meta["group"] = [group.name, group.matrices]
@@ -352,7 +340,8 @@ def _counts(data: Dataset, kind: str) -> str:
 def _summary(model: nn.Module, group: Group, config: Config, images: int, steps: int, cost: int) -> str:
     """What is about to be trained, and a word if an epoch has few steps."""
     weights = sum(p.numel() for p in model.parameters())
-    told = f"{config.model} on {group.name}: {weights:,} parameters, {cost / 1e6:,.0f} million multiplications per image"
+    work = f"{cost / 1e6:,.0f} million" if cost >= 5e5 else f"{cost:,}"
+    told = f"{config.model} on {group.name}: {weights:,} parameters, {work} multiplications per image"
     if steps >= 10 or config.batch_size < 16:
         return told
     few = "1 step" if steps == 1 else f"{steps} steps"
@@ -436,42 +425,6 @@ def _check_takes_one(model: nn.Module, shape: Sequence[int], config: Config) -> 
             f"{config.model} cannot learn from one image at a time, and the last batch of an epoch holds one: {error}; choose "
             f"another --batch-size than {config.batch_size}"
         ) from error
-
-
-def _note_on_exactness(model: nn.Module, shape: Sequence[int], config: Config) -> str:
-    """A sentence for a network that strides make inexact at the size of its images; none for others."""
-    group = group_of(model)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        x = torch.rand(1, *shape)
-    error = _change(model, group, x)
-    if error < 1e-3:
-        return ""
-    sides, known = " x ".join(str(n) for n in shape[1:]), options_of(config.model)
-    turns = "invariant" in known and not config.invariant  # a head that is not invariant
-    pools = "downsample" in known and config.downsample != "pool" and group.fills_box
-    fits = sorted(exact_sizes(model, x, group), key=lambda n: abs(n - shape[-1]))[:3] if group.fills_box else []
-    how = "; --size" if config.data == "pictures" else ""
-    size = f"another size ({', '.join(map(str, sorted(fits)))}{how})" if fits else "another size"
-    ways = [way for way, helps in (("--downsample pool", pools), ("--invariant", turns)) if helps]
-    return (
-        f"note: {config.model} is not exact at {sides}: under {group.name} its answers to random pixels, before training, change "
-        f"by {100 * error:.2g} %, since a stride does not fit the size{', or its head is not invariant' if turns else ''}; what "
-        f"may help is {' and '.join([size, *ways])}"
-    )
-
-
-@torch.no_grad()
-def _change(model: nn.Module, group: Group, x: Tensor) -> float:
-    """How much the answers to `x` change under the elements that generate the group; all 48 of Oh would take a minute."""
-    try:
-        inner, x = on_lattice(model.eval(), x)
-        x = mask_outside(group, x)
-        y = inner(x)
-        size = float(y.abs().max()) or 1.0
-        return max((float((inner(act(group, h, x)) - y).abs().max()) / size for h in generators(group)), default=0.0)
-    finally:
-        model.train()
 
 
 def _copied(model: nn.Module) -> dict[str, Tensor]:

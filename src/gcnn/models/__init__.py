@@ -50,6 +50,19 @@ MODELS: dict[str, tuple[Callable[..., nn.Module], dict[str, Any]]] = {
     "resnet18": (converted, {**_BASIC, "layers": (2, 2, 2, 2)}),
     "resnet34": (converted, {**_BASIC, "layers": (3, 4, 6, 3)}),
     "resnet50": (converted, {**_BASIC, "block": planar.Bottleneck, "layers": (3, 4, 6, 3)}),
+    # the p4m DenseNet of digital pathology (Veeling et al., 2018), for tiles of 96 pixels, with its 119 thousand parameters
+    "densenet": (
+        converted,
+        {
+            "group": p4m,
+            "planar": planar.DenseNet,
+            "growth": 24,
+            "blocks": (1,) * 5,
+            "stem": 3,
+            "bottleneck": False,
+            "num_classes": 2,
+        },
+    ),
     "densenet121": (converted, {"group": p4m, "planar": planar.DenseNet}),
     "unet": (converted, {"group": p4, "planar": planar.UNet}),
     "convnext-tiny": (converted, {"group": p4, "planar": planar.ConvNeXt}),
@@ -61,7 +74,7 @@ MODELS: dict[str, tuple[Callable[..., nn.Module], dict[str, Any]]] = {
 """Name -> (builder, the arguments that the name stands for)."""
 
 
-ALIASES = {"densenet": "densenet121", "convnext": "convnext-tiny", "resnet10_3d": "resnet10-3d"}
+ALIASES = {"convnext": "convnext-tiny", "resnet10_3d": "resnet10-3d"}
 """Other names for some of them."""
 
 EXAMPLES: dict[str, tuple[int, ...]] = {
@@ -70,6 +83,7 @@ EXAMPLES: dict[str, tuple[int, ...]] = {
     "allcnn-c": (3, 33, 33),
     "hex-resnet26": (3, 32, 32),
     "voxel-resnet": (1, 30, 30, 30),
+    "densenet": (3, 32, 32),
     "densenet121": (3, 29, 29),
     "unet": (3, 32, 32),
     "convnext-tiny": (3, 32, 32),
@@ -114,6 +128,8 @@ def build(name: str, pretrained: bool = False, **options: Any) -> nn.Module:
         others = ", ".join(n for n, (made_by, _) in MODELS.items() if "invariant" in inspect.signature(made_by).parameters)
         why = "its result is an image, which turns as the input does" if name == "unet" else "its head is invariant as it is"
         raise TypeError(f"build({name!r}): leave out invariant: {why}; it is an option of {others}")
+    if "planar" not in options and (foreign := [option for option in options if option not in options_of(name)]):
+        raise TypeError(f"build({name!r}): " + unknown("option", foreign[0], options_of(name)))
     _check_stages(name, options)
     for count in ("num_classes", "in_channels"):
         if count in options and not (isinstance(options[count], int) and options[count] > 0):
@@ -137,6 +153,17 @@ def build(name: str, pretrained: bool = False, **options: Any) -> nn.Module:
             )
         load_into(made, Path(__file__).parent / PRETRAINED[name]).eval()
     return made
+
+
+def options_of(name: str) -> list[str]:
+    """What `build` takes for a network, in the order of its builder.
+
+    >>> options_of("unet")
+    ['group', 'keep', 'pool', 'width', 'levels', 'num_classes', 'in_channels', 'odd']
+    """
+    builder, defaults = MODELS[name]
+    parts = (builder, defaults["planar"]) if "planar" in defaults else (builder,)  # a converted one takes the ordinary one's
+    return [option for part in parts for option in inspect.signature(part).parameters if option not in ("planar", "options")]
 
 
 def _check_stages(name: str, options: dict[str, Any]) -> None:

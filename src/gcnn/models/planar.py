@@ -108,20 +108,24 @@ class ResNet(nn.Module):
 class DenseLayer(nn.Module):
     """New channels from all those before, beside them."""
 
-    def __init__(self, k_in: int, growth: int) -> None:
+    def __init__(self, k_in: int, growth: int, bottleneck: bool = True) -> None:
         super().__init__()
-        self.norm1, self.conv1 = nn.BatchNorm2d(k_in), nn.Conv2d(k_in, 4 * growth, 1, bias=False)
-        self.norm2, self.conv2 = nn.BatchNorm2d(4 * growth), nn.Conv2d(4 * growth, growth, 3, padding=1, bias=False)
+        self.bottleneck, k = bottleneck, 4 * growth if bottleneck else k_in
+        if bottleneck:
+            self.norm1, self.conv1 = nn.BatchNorm2d(k_in), nn.Conv2d(k_in, k, 1, bias=False)
+        self.norm2, self.conv2 = nn.BatchNorm2d(k), nn.Conv2d(k, growth, 3, padding=1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, K, H, W) to (N, K + growth, H, W)."""
-        y = self.conv1(F.relu(self.norm1(x)))
+        y = self.conv1(F.relu(self.norm1(x))) if self.bottleneck else x
         y = self.conv2(F.relu(self.norm2(y)))
         return torch.cat([x, y], 1)
 
 
 class DenseNet(nn.Module):
-    """A DenseNet for images of about 224 pixels."""
+    """A DenseNet for images of about 224 pixels; with a `stem` of 3 and no `bottleneck` one for small tiles, nothing of which
+    is halved before the first block, and all channels of which go on between blocks.
+    """
 
     def __init__(
         self,
@@ -130,21 +134,21 @@ class DenseNet(nn.Module):
         num_classes: int = 1000,
         in_channels: int = 3,
         odd: bool = False,
+        stem: int = 7,
+        bottleneck: bool = True,
     ) -> None:
         super().__init__()
-        k, half = 2 * growth, (3, 2, 1) if odd else (2,)
-        layers: list[nn.Module] = [
-            nn.Conv2d(in_channels, k, 7, 2, 3, bias=False),
-            nn.BatchNorm2d(k),
-            nn.ReLU(),
-            nn.MaxPool2d(3, 2, 1),
-        ]
+        small = stem <= 3
+        k, half = growth if small else 2 * growth, (3, 2, 1) if odd else (2,)
+        layers: list[nn.Module] = [nn.Conv2d(in_channels, k, stem, 1 if small else 2, stem // 2, bias=False)]
+        layers += [] if small else [nn.BatchNorm2d(k), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
         for i, count in enumerate(blocks):
             if i:
-                layers += [nn.BatchNorm2d(k), nn.ReLU(), nn.Conv2d(k, k // 2, 1, bias=False), nn.AvgPool2d(*half)]
-                k //= 2
+                fewer = k // 2 if bottleneck else k
+                layers += [nn.BatchNorm2d(k), nn.ReLU(), nn.Conv2d(k, fewer, 1, bias=False), nn.AvgPool2d(*half)]
+                k = fewer
             for _ in range(count):
-                layers.append(DenseLayer(k, growth))
+                layers.append(DenseLayer(k, growth, bottleneck))
                 k += growth
         self.features, self.norm, self.classifier = nn.Sequential(*layers), nn.BatchNorm2d(k), nn.Linear(k, num_classes)
 

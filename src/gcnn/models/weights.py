@@ -18,6 +18,8 @@ from gcnn.groups import Group
 __all__ = ["load_into", "save"]
 
 NEEDED = 'weights are safetensors files: pip install safetensors, or "gcnn[train]"'
+TORCH_SAVE = (b"PK\3\4", b"\x80\2", b"\x80\3", b"\x80\4", b"\x80\5")
+"""What zip and pickle files begin with."""
 
 
 def groups_of(model: nn.Module) -> list[Any]:
@@ -49,6 +51,8 @@ def save(model: nn.Module, path: str | Path, overwrite: bool = False, **about: A
     path = Path(path)
     if path.exists() and not overwrite:
         raise FileExistsError(f"{path} is there already; choose another name, or save(..., overwrite=True)")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"save: there is no folder {path.parent}; make it first")
     tensors = {
         name: t.detach().cpu().clone().contiguous() for name, t in model.state_dict().items()
     }  # shared ones each by itself
@@ -92,6 +96,11 @@ def read(path: str | Path, what: str = "weights") -> tuple[dict[str, Any], dict[
     if not Path(path).is_file():
         raise FileNotFoundError(f"{path} is not there; gcnn.models.save(model, path) writes such files")
     try:
+        with Path(path).open("rb") as raw:  # safetensors says of a file that may not be read that it is not there
+            head = raw.read(4)
+    except OSError as error:
+        raise type(error)(f"{path} cannot be read ({error.strerror or error})") from error
+    try:
         with safe_open(path, "pt") as file:
             about = file.metadata() or {}
             if "gcnn" not in about:
@@ -104,6 +113,11 @@ def read(path: str | Path, what: str = "weights") -> tuple[dict[str, Any], dict[
         if meta.get("sha256", kept := digest(tensors)) != kept:
             raise ValueError("its numbers are not those that were written")
     except (SafetensorError, KeyError, ValueError) as error:
+        if isinstance(error, SafetensorError) and head.startswith(TORCH_SAVE):
+            raise ValueError(
+                f"{path} is a zip or pickle file, as torch.save writes them, not one of gcnn.models.save; if it holds a "
+                "state_dict, net.load_state_dict(torch.load(path)) reads it"
+            ) from error
         raise ValueError(
             f"{path} holds no {what} of gcnn, or is truncated or damaged ({error}); take another copy, or write it again"
         ) from error
