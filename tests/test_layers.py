@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -337,6 +338,29 @@ def test_initialisation_is_that_of_a_convolution_with_as_many_inputs() -> None:
     assert bias is not None
     assert 0.98 * bound < bias.abs().max() <= bound
     assert LiftConv(p6m, 3, 8, 3).weight.shape == (8, 3, 7)  # a hexagon has no masked parameters
+
+
+@pytest.mark.parametrize("by_batch", [True, False])
+@pytest.mark.parametrize("group", [p4, p4m, Oh], ids=str)
+def test_norms_pass_over_rows_as_over_planes(group: Group, by_batch: bool) -> None:
+    """What small maps take on GPUs, on the CPU: results, gradients and running statistics."""
+    x, found = feature_map(group, channels=3), []
+    norm = GBatchNorm(group, 3).double().train(by_batch)
+    with torch.no_grad():
+        for numbers in (*norm.parameters(), *list(norm.buffers())[:2]):
+            numbers.add_(torch.rand_like(numbers))
+
+    def by_rows(net: GBatchNorm, x: Tensor) -> Tensor:
+        rows = x.movedim((2, 1), (-2, -1))  # (N, *X, S, K)
+        return net._normalise_rows(rows.flatten(0, -2), by_batch).view_as(rows).movedim((-2, -1), (2, 1))
+
+    for run in (GBatchNorm.__call__, by_rows):
+        net, leaf = copy.deepcopy(norm), x.clone().requires_grad_()
+        y = run(net, leaf)
+        y.square().sum().backward()
+        found.append([y, leaf.grad, net.weight.grad, net.bias.grad, *net.buffers()])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 @pytest.mark.parametrize("group", [p4m, p6m, Oh], ids=str)
