@@ -6,7 +6,8 @@ errors are its own; the rows say why and what to do.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -459,3 +460,24 @@ def stride_fault(group: Group, module: nn.Module, x: Tensor, sizes: tuple[int, .
                 way += f", or use kernel_size {s} without padding, which is exact on multiples of {s}"
             return why, way
     return None
+
+
+class MisfitError(Exception):
+    """A stride that does not fit the size that comes to its layer."""
+
+
+@contextmanager
+def strides_checked(model: nn.Module, group: Group) -> Iterator[None]:
+    """With a MisfitError where a stride does not fit, at the first layer: most sizes end at one of those."""
+
+    def check(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        first = next((a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)), None)
+        if first is not None and stride_fault(group, module, first):
+            raise MisfitError
+
+    hooks = [m.register_forward_pre_hook(check, with_kwargs=True) for m in leaves(model)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -31,7 +31,7 @@ from gcnn.lattice import to_hexagonal
 from gcnn.models import MODELS, build, options_of
 from gcnn.models.cnn import ToHexagonal
 from gcnn.models.weights import digest, read
-from gcnn.probe import leaves, stride_fault
+from gcnn.probe import MisfitError, strides_checked
 from gcnn.steps import Inputs, Stepper, turned
 
 
@@ -140,32 +140,22 @@ def note_on_exactness(model: nn.Module, shape: Sequence[int], config: Config) ->
     )
 
 
-class _MisfitError(Exception):
-    """A stride that does not fit the size that comes to its layer."""
-
-
 def _misfit(model: nn.Module, shape: Sequence[int], group: Group) -> tuple[bool, list[int]]:
     """Whether a stride does not fit images of `shape`, and the three sizes nearest to its last side that all strides fit.
 
     Shapes alone are computed, on the meta device, and of few sizes: `exact_sizes` looks at a hundred.
     """
 
-    def check(module: nn.Module, args: tuple[Any, ...]) -> None:
-        if args and isinstance(args[0], Tensor) and stride_fault(group, module, args[0]):
-            raise _MisfitError
-
     def fits(sides: Sequence[int]) -> bool:
         try:
             inner(torch.empty(1, x.shape[1], *sides, device="meta"))
-        except _MisfitError:
+        except MisfitError:
             return False
         return True
 
     inner, x = on_lattice(model, torch.zeros(1, *shape))
     inner, last, sizes = copy.deepcopy(inner).to("meta").eval(), x.shape[-1], list[int]()
-    for module in leaves(inner):
-        module.register_forward_pre_hook(check)
-    with torch.no_grad(), warnings.catch_warnings():
+    with torch.no_grad(), strides_checked(inner, group), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own about the meta device
         if fits(x.shape[2:]):
             return False, []

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from gcnn.checks import shape_text
 from gcnn.groups import Group, Subgroup
-from gcnn.probe import Probe, Row, distance, inside, larger, leaves, stride_fault, turn
+from gcnn.probe import Probe, Row, distance, inside, larger, leaves, strides_checked, turn
 
 __all__ = ["Explanation", "Row", "assert_equivariant", "equivariance_error", "exact_sizes", "explain"]
 
@@ -256,35 +256,20 @@ def exact_sizes(model: nn.Module, x: Tensor, group: Group) -> list[int]:
         return _exact_sizes(_copied(getattr(model, "_orig_mod", model)).eval(), x, group)
 
 
-class _MisfitError(Exception):
-    """A stride that does not fit the size that comes to its layer."""
-
-
 def _exact_sizes(model: nn.Module, x: Tensor, group: Group) -> list[int]:
     """As `exact_sizes`, of a model that is not needed afterwards: it goes to the meta device."""
-
-    def check(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        for a in (*args, *kwargs.values()):
-            if isinstance(a, Tensor):
-                if stride_fault(group, module, a):
-                    raise _MisfitError  # most sizes end at one of the first layers
-                return
-
     side, found = x.shape[-1], []
     near = sorted(range(max(1, 3 * side // 4), 3 * side // 2 + 1), key=lambda n: abs(n - side))[:100]
-    hooks = [m.register_forward_pre_hook(check, with_kwargs=True) for m in leaves(model)]
     try:
         model = model.to("meta")
-        for n in sorted(near):
-            with suppress(Exception), warnings.catch_warnings():  # a size that does not go through, for whatever reason
-                warnings.simplefilter("ignore")
-                model(torch.empty(*x.shape[: -group.dim], *(n,) * group.dim, dtype=x.dtype, device="meta"))
-                found.append(n)
     except Exception:  # parts of it cannot be moved
         return []
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with strides_checked(model, group), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for n in sorted(near):
+            with suppress(Exception):  # a size that does not go through, for whatever reason
+                model(torch.empty(*x.shape[: -group.dim], *(n,) * group.dim, dtype=x.dtype, device="meta"))
+                found.append(n)
     return found
 
 
