@@ -444,7 +444,7 @@ def test_folders_that_are_no_classes(tmp_path: Path) -> None:
     (root / "train" / "empty").mkdir()
     with pytest.raises(ValueError, match=r"empty holds no pictures, .*expected some of every class"):
         data.pictures(root)
-    with pytest.raises(ValueError, match="has 1 folders of classes, expected two or more"):
+    with pytest.raises(ValueError, match="has 1 folder of classes, expected two or more"):
         data.pictures(drawn_pictures(tmp_path / "one", classes=("healthy",)))
 
 

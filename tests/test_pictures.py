@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import json
 import os
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,17 @@ def test_pictures_for_validation_come_last(tissue: Path, capsys: pytest.CaptureF
     draw(tissue / "val" / "cyst", 1)
     with pytest.raises(ValueError, match=r"val has classes that .*train has not: cyst"):
         pictures(tissue)
+
+
+def test_a_test_set_may_come_later(tissue: Path, tmp_path: Path) -> None:
+    """Settings are chosen on what is held out, before there is anything to test on."""
+    shutil.rmtree(tissue / "test")
+    config = dataclasses.replace(TINY, data="pictures", data_root=str(tissue))
+    with pytest.raises(ValueError, match=r"the test part is empty; hand some images to it, or hold some out with --validation"):
+        train(config, progress=False)
+    run = train(dataclasses.replace(config, validation=6), tmp_path / "run", progress=False)
+    assert "test_error" in run.history[-1]
+    assert len(pictures(tissue).test) == 0
 
 
 def test_pictures_are_resized_in_training_and_answers(tissue: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

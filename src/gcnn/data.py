@@ -334,8 +334,8 @@ def pictures(root: str | Path, size: int = 0) -> Dataset:
 
     With `size`, square ones of any sizes, resized to that many pixels each way. They stay gray if all of them are, and become RGB
     otherwise; `read_picture` reads each. The classes take turns, so that the last training pictures (`Dataset.hold_out`) are of
-    every class; if there is a root/val/CLASS, its pictures are the last ones. Names that begin with a dot are passed over, other
-    files with a warning. Needs pip install "gcnn[train]".
+    every class; if there is a root/val/CLASS, its pictures are the last ones. Without a root/test the test part is empty. Names
+    that begin with a dot are passed over, other files with a warning. Needs pip install "gcnn[train]".
 
     >>> import tempfile
     >>> from PIL import Image
@@ -352,19 +352,19 @@ def pictures(root: str | Path, size: int = 0) -> Dataset:
     except ImportError as error:
         raise ImportError('pictures are read under a bar of tqdm, which is not installed: pip install "gcnn[train]"') from error
     root = Path(root)
-    for part in ("train", "test"):
-        if not (root / part).is_dir():
-            raise FileNotFoundError(
-                f"{root / part} is missing; expected folders {part}/CLASS with the pictures of each class, {', '.join(KINDS)}"
-            )
-    parts = ("train", "val", "test") if (root / "val").is_dir() else ("train", "test")
+    if not (root / "train").is_dir():
+        raise FileNotFoundError(
+            f"{root / 'train'} is missing; expected folders train/CLASS with the pictures of each class, {', '.join(KINDS)}"
+        )
+    parts = ("train", *(part for part in ("val", "test") if (root / part).is_dir()))
     names = {part: {path.name for path in shown(root / part) if path.is_dir()} for part in parts}
     classes = tuple(sorted(names["train"]))
     for part in parts:
         if others := sorted(names[part] - names["train"]):
             raise ValueError(f"{root / part} has classes that {root / 'train'} has not: {', '.join(others)}")
     if len(classes) < 2:
-        raise ValueError(f"{root / 'train'} has {len(classes)} folders of classes, expected two or more to tell apart")
+        count = "1 folder" if classes else "no folders"
+        raise ValueError(f"{root / 'train'} has {count} of classes, expected two or more to tell apart")
     found: list[tuple[str, int, Path]] = []
     for part in parts:
         ordered: list[tuple[float, int, Path]] = []
@@ -378,7 +378,7 @@ def pictures(root: str | Path, size: int = 0) -> Dataset:
                 raise ValueError(f"{root / part / name} holds no pictures, {', '.join(KINDS)}; expected some of every class")
             ordered += [((i + 0.5) / len(paths), label, path) for i, path in enumerate(paths)]
         found += [(part, label, path) for _, label, path in sorted(ordered)]
-    if "test" not in {part for part, _, _ in found}:
+    if "test" in parts and "test" not in {part for part, _, _ in found}:
         raise ValueError(f"{root}: found no pictures in test/CLASS; expected {', '.join(KINDS)}")
     folders = [root / part / name for part in parts for name in ("", *classes)]
     _warn_of_others(folders, {path for _, _, path in found})
