@@ -882,3 +882,34 @@ def test_networks_inside_something_else_are_named() -> None:
         planar(nn.DataParallel(net))
     with pytest.raises(ValueError, match=r"inside a OptimizedModule; give planar model\._orig_mod"):
         planar(torch.compile(net))  # type: ignore[arg-type]
+
+
+def test_onnx_files_for_images_of_any_size(tmp_path: Path) -> None:
+    """A U-Net in a file answers to whole scenes as the network does; what does not do the same at every size is refused."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    net = build("unet", group=p4m, width=8, levels=2, num_classes=3, in_channels=4).eval()
+    x = torch.rand(1, 4, 32, 32)
+    assert to_onnx(net, tmp_path / "any.onnx", x, any_size=True) < 1e-5
+    session = onnxruntime.InferenceSession(str(tmp_path / "any.onnx"))
+    assert session.get_inputs()[0].shape == ["N", 4, "H", "W"]
+    for shape in ((2, 4, 32, 32), (1, 4, 48, 64), (3, 4, 36, 20)):
+        image = torch.rand(shape)
+        (found,) = session.run(None, {"input": image.numpy()})
+        torch.testing.assert_close(torch.from_numpy(found), net(image).detach())
+    assert to_onnx(net, tmp_path / "one.onnx", x) < 1e-5
+    one = onnxruntime.InferenceSession(str(tmp_path / "one.onnx"))
+    assert one.get_inputs()[0].shape == ["N", 4, 32, 32]
+
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lift = LiftConv(p4, 1, 2, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.lift(x)
+            return y.mean((-2, -1)).amax(2) if x.shape[-1] > 16 else y.amax((2, 3, 4))
+
+    with pytest.raises(ValueError, match="any_size needs a network that does the same for images of every size"):
+        to_onnx(Branches(), tmp_path / "none.onnx", torch.rand(1, 1, 9, 9), any_size=True)
+    assert not (tmp_path / "none.onnx").exists()

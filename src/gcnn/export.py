@@ -86,10 +86,13 @@ def to_onnx(
     tolerance: float = 1e-4,
     overwrite: bool = False,
     about: dict[str, str] | None = None,
+    any_size: bool = False,
 ) -> float:
     """Writes the network as an ONNX file of plain convolutions, for batches of any size, and returns how far the file is off.
 
-    The file takes "input", with N of them at a time, and answers with "output"; `about` is written into its metadata.
+    The file takes "input", with N of them at a time, and answers with "output"; `about` is written into its metadata. With
+    `any_size` it takes images of other sizes than the example's too, for instance whole scenes for a U-Net, and is compared with
+    the network on one of twice the size as well.
     The error is that of onnxruntime on `example`, relative to the largest output; above `tolerance` it is an error, and no file
     is written. Needs pip install "gcnn[export]".
     """
@@ -119,20 +122,32 @@ def to_onnx(
         if isinstance(part, fx.GraphModule):
             part.recompile()
     two = example if len(example) > 1 else example.repeat(2, *(1,) * (example.ndim - 1))  # one alone would be fixed
-    file = _with_batch_called("N", _onnx(plain, two))
+    file = _named(_onnx(plain, two, any_size))
     for key, value in (about or {}).items():
         file.metadata_props.add(key=key, value=value)
     content = file.SerializeToString()
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    found = torch.from_numpy(session.run(None, {session.get_inputs()[0].name: example.numpy()})[0])
-    error = float((found - expected.cpu()).abs().max() / expected.abs().max().clamp(min=1e-30))
+
+    def off(x: Tensor, y: Tensor) -> float:
+        found = torch.from_numpy(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0])
+        return float((found - y.cpu()).abs().max() / y.abs().max().clamp(min=1e-30))
+
+    error = off(example, expected)
+    if any_size:
+        if not all(axis.dim_param for axis in file.graph.input[0].type.tensor_type.shape.dim[2:]):
+            raise ValueError("to_onnx: any_size needs a network for images of every size, and torch finds one size in it alone")
+        larger = example
+        for axis in range(2, example.ndim):
+            larger = torch.cat([larger, larger.flip(axis)], axis)
+        with torch.no_grad(), _in_eval(model):
+            error = max(error, off(larger, model(larger.to(there.device))))
     if not error <= tolerance:
         raise ValueError(f"to_onnx: the file's answers are off by {error:.1e}, more than {tolerance:.1e}; nothing was written")
     write_file(path, content)
     return error
 
 
-def _onnx(plain: nn.Module, example: Tensor) -> Any:
+def _onnx(plain: nn.Module, example: Tensor, any_size: bool) -> Any:
     """The ONNX model of a plain network."""
     kept = ", ".join(sorted({type(m).__name__ for m in plain.modules() if not type(m).__module__.startswith("torch.")}))
     names: Any = {"input_names": ["input"], "output_names": ["output"]}
@@ -141,8 +156,9 @@ def _onnx(plain: nn.Module, example: Tensor) -> Any:
     with warnings.catch_warnings(), _quiet("torch.onnx"), _quiet("torch.fx.experimental.symbolic_shapes"):
         warnings.simplefilter("ignore")
         if version < (2, 7):  # whose exporter by torch.export stumbles over norms
-            if kept:  # torch.jit.trace would keep the way of the example, and say nothing
-                raise ValueError(f"to_onnx: torch.fx cannot trace {kept}; use torch 2.7 or later, which may")
+            if kept or any_size:  # torch.jit.trace would keep the way and the sizes of the example, and say nothing
+                why = f"torch.fx cannot trace {kept}" if kept else "any_size is known to torch.export alone"
+                raise ValueError(f"to_onnx: {why}; use torch 2.7 or later")
 
             import onnx
 
@@ -150,6 +166,12 @@ def _onnx(plain: nn.Module, example: Tensor) -> Any:
             export(plain, (example,), file, opset_version=18, dynamic_axes=axes, **names)
             return onnx.load_from_string(file.getvalue())
         batch: Any = ({0: torch.export.Dim("N")},)
+        if any_size:
+            looks = [node for part in plain.modules() if isinstance(part, fx.GraphModule) for node in part.graph.nodes]
+            if kept or any(node.target is torch._assert for node in looks):  # a file would go the example's way
+                raise ValueError("to_onnx: any_size needs a network that does the same for images of every size")
+            auto: Any = torch.export.Dim.AUTO
+            batch = (dict.fromkeys((0, *range(2, example.ndim)), auto),)
         try:
             with redirect_stderr(io.StringIO()):  # where it prints what it has so far
                 program = torch.export.export(plain, (example,), dynamic_shapes=batch)
@@ -166,13 +188,15 @@ def _onnx(plain: nn.Module, example: Tensor) -> Any:
     return written.model_proto
 
 
-def _with_batch_called(name: str, file: Any) -> Any:
-    """The ONNX model with another name for its first axis, which torch calls s77 or so."""
-    theirs = file.graph.input[0].type.tensor_type.shape.dim[0].dim_param
+def _named(file: Any) -> Any:
+    """The ONNX model with other names for those axes of its input that have any size, which torch calls s77 or so."""
+    axes = file.graph.input[0].type.tensor_type.shape.dim
+    names = ("N", "C", *("X", "HW", "DHW")[len(axes) - 3]) if 3 <= len(axes) <= 5 else ("N",)
+    theirs = {axis.dim_param: name for axis, name in zip(axes, names, strict=False) if axis.dim_param}
     for value in (*file.graph.input, *file.graph.output, *file.graph.value_info):
         for size in value.type.tensor_type.shape.dim:
-            if size.dim_param == theirs:
-                size.dim_param = name
+            if size.dim_param in theirs:
+                size.dim_param = theirs[size.dim_param]
     return file
 
 
