@@ -5,6 +5,9 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -913,3 +916,127 @@ def test_onnx_files_for_images_of_any_size(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="any_size needs a network that does the same for images of every size"):
         to_onnx(Branches(), tmp_path / "none.onnx", torch.rand(1, 1, 9, 9), any_size=True)
     assert not (tmp_path / "none.onnx").exists()
+
+
+class Lifts(nn.Module):
+    """A first layer and a second, for networks with a forward of their own."""
+
+    def __init__(self, group: Group = p4) -> None:
+        super().__init__()
+        self.lift, self.conv = LiftConv(group, 1, 4, 3, padding=1), GConv(group, 4, 4, 3, padding=1)
+        self.inner: nn.Module = nn.Identity()
+        self.seen = 0.0
+
+
+class Centres(Lifts):
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.lift(x).amax((2, 3, 4))
+        return y - y.mean(0) if x.shape[0] > 1 else y
+
+
+class Remembers(Lifts):
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += 1.0
+        y: Tensor = self.lift(x).amax((2, 3, 4))
+        return y * self.seen
+
+
+class Classes(Lifts):
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        y: Tensor = self.lift(x).amax((2, 3, 4))
+        return (-y if mask is None else y).argmax(1)
+
+
+class Listed(Lifts):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = [GConv(p4, 4, 4, 3, padding=1)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layers[0](self.lift(x))
+        return y * 2 if y.max() > 1e9 else y
+
+
+class Locked(Lifts):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.lift(x)
+        return y * 2 if y.max() > 1e9 else y
+
+
+@pytest.mark.parametrize(
+    ("net", "words"),
+    [
+        (Remembers(), "answers otherwise than the network: .* numbers that it keeps"),
+        (Classes(), "answers otherwise than the network"),
+        (Listed(), "is held outside of its modules, in a list or a function; use nn.ModuleList"),
+        (Locked(), "cannot be traced by torch.fx .*, nor copied"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_a_plain_network_would_lose_is_refused(net: nn.Module, words: str) -> None:
+    torch.manual_seed(0)
+    with pytest.raises(ValueError, match=words):
+        planar(net, example=torch.rand(5, 1, 9, 9))
+
+
+def test_onnx_files_are_tried_on_other_batches(tmp_path: Path) -> None:
+    """A file cannot branch on how many images there are, and torch would not say so."""
+    pytest.importorskip("onnxruntime")
+    with pytest.raises(ValueError, match=r"the file's answers are off by|branches on numbers, or on how many images there are"):
+        to_onnx(Centres(), tmp_path / "net.onnx", torch.rand(2, 1, 9, 9))
+    assert not (tmp_path / "net.onnx").exists()
+
+
+class Catches(Lifts):
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.lift(x)
+        with suppress(Exception):
+            if y.max() > 1e9:
+                y = y * 2
+        return y.amax((2, 3, 4))
+
+
+class Changes(nn.Module):
+    def forward(self, y: Tensor) -> Tensor:
+        if y.max() > 10:
+            y += 1
+        return y.mean((-2, -1), keepdim=True)
+
+
+class ChangedBetween(Lifts):
+    def __init__(self) -> None:
+        super().__init__(p6)
+        self.inner = Changes()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.lift(x)
+        w = self.inner(y)
+        found: Tensor = (self.conv(y) + w).amax((2, 3, 4))
+        return found
+
+
+class Centred(Lifts):
+    def __init__(self) -> None:
+        super().__init__(p6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.lift(x)
+        y.sub_(y.mean((3, 4), keepdim=True))
+        found: Tensor = self.conv(y).amax((2, 3, 4))
+        return found
+
+
+@pytest.mark.parametrize("make", [Catches, ChangedBetween, Centred])
+def test_ways_that_the_example_does_not_go_are_gone(make: Callable[[], nn.Module]) -> None:
+    """Branches on numbers whose refusal a forward catches, and changes in place on hexagons, for other numbers too."""
+    torch.manual_seed(0)
+    net, x = make().double().eval(), torch.rand(2, 1, 9, 9, dtype=torch.float64)
+    made = planar(net, example=x)
+    for factor in (1.0, 100.0, 1e13):
+        with torch.no_grad():
+            expected = net(factor * x)
+            torch.testing.assert_close(made(factor * x), expected, rtol=1e-9, atol=1e-9 * float(expected.abs().max()))

@@ -48,7 +48,7 @@ def planar(model: nn.Module, fold: bool = False, example: Tensor | tuple[Tensor,
       for it where only a run tells what comes: whether a norm gets maps or functions on the group; which way a `forward` that
       branches on sizes goes, and the result then refuses images of sizes that go another way; what the layers of a module get
       that torch.fx cannot trace, since it branches on other numbers, say. Such a module keeps its class, whose file is needed to
-      load the result, and has its layers replaced one by one.
+      load the result, and has its layers replaced one by one: its code must not ask of what class those are.
 
     >>> from gcnn.models import build
     >>> net = build("p4cnn").eval()
@@ -75,7 +75,9 @@ def planar(model: nn.Module, fold: bool = False, example: Tensor | tuple[Tensor,
                     f"planar: {name} ({m}) is inside a module that is not looked into; give planar the network itself"
                 )
         if inputs is not None:
-            _check_same(_answer(made, inputs, "the plain network"), expected)
+            with _ours_refused():
+                found = _answer(made, inputs, "the plain network")
+            _check_same(found, expected)
     return made
 
 
@@ -133,6 +135,9 @@ def to_onnx(
         return float((found - y.cpu()).abs().max() / y.abs().max().clamp(min=1e-30))
 
     error = off(example, expected)
+    with torch.no_grad(), _in_eval(model):
+        for several in (there[:1], torch.cat([there, there[:1]])):  # a file cannot branch on how many there are
+            error = max(error, off(several.cpu(), model(several)))
     if any_size:
         if not all(axis.dim_param for axis in file.graph.input[0].type.tensor_type.shape.dim[2:]):
             raise ValueError("to_onnx: any_size needs a network for images of every size, and torch finds one size in it alone")
@@ -167,8 +172,7 @@ def _onnx(plain: nn.Module, example: Tensor, any_size: bool) -> Any:
             return onnx.load_from_string(file.getvalue())
         batch: Any = ({0: torch.export.Dim("N")},)
         if any_size:
-            looks = [node for part in plain.modules() if isinstance(part, fx.GraphModule) for node in part.graph.nodes]
-            if kept or any(node.target is torch._assert for node in looks):  # a file would go the example's way
+            if kept or _asserts(plain):  # a file would go the example's way
                 raise ValueError("to_onnx: any_size needs a network that does the same for images of every size")
             auto: Any = torch.export.Dim.AUTO
             batch = (dict.fromkeys((0, *range(2, example.ndim)), auto),)
@@ -176,16 +180,23 @@ def _onnx(plain: nn.Module, example: Tensor, any_size: bool) -> Any:
             with redirect_stderr(io.StringIO()):  # where it prints what it has so far
                 program = torch.export.export(plain, (example,), dynamic_shapes=batch)
         except Exception as error:  # torch's own, of many kinds
-            if not kept:
+            who = kept or ("the network" if _asserts(plain) else "")
+            if not who:
                 raise
             why = str(error).partition("\n")[0]
             raise ValueError(
-                f"to_onnx: {kept} branches on numbers, or on how many images there are, which a file cannot ({why}); write the "
+                f"to_onnx: {who} branches on numbers, or on how many images there are, which a file cannot ({why}); write the "
                 "branches with torch.where, or the parts between them as files of their own"
             ) from error
         written = export(program, dynamo=True, verbose=False, external_data=False, **names)
     assert written is not None
     return written.model_proto
+
+
+def _asserts(plain: nn.Module) -> bool:
+    """Whether a plain network refuses some sizes, which go another way than the example."""
+    parts = (part for part in plain.modules() if isinstance(part, fx.GraphModule))
+    return any(node.target is torch._assert for part in parts for node in part.graph.nodes)
 
 
 def _named(file: Any) -> Any:
@@ -257,6 +268,8 @@ def _plain(model: nn.Module, fold: bool, inputs: list[Any] | None) -> nn.Module:
     try:
         with TRACING:
             graph = tracer.trace(own)
+        if tracer.refused is not None:
+            raise tracer.refused
     except Exception as error:  # whatever the user's forward does with a proxy
         if inputs is None:
             raise ValueError(
@@ -285,7 +298,10 @@ def _replaced(module: nn.Module, fold: bool, calls: dict[nn.Module, tuple[Any, .
             told = f"{place}{told[1:]}" if told.startswith("0 ") else f"{place}: {told}"  # a layer alone is called 0
             more = "" if part in calls else "; it does not run on this one: give one on which it does"
             raise ValueError(f"planar: {told}{more}") from error
-    return copy.deepcopy(module, new)  # wherever it has one of them, its copy has the plain one
+    try:
+        return copy.deepcopy(module, new)  # wherever it has one of them, its copy has the plain one
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"planar: {name} cannot be traced by torch.fx ({why}), nor copied ({error})") from error
 
 
 def _parts(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
@@ -306,13 +322,13 @@ def _calls(model: nn.Module, inputs: list[Any]) -> dict[nn.Module, tuple[Any, ..
     """What each part of a network gets first when it runs."""
     calls: dict[nn.Module, tuple[Any, ...]] = {}
 
-    def note(module: nn.Module, given: tuple[Any, ...]) -> None:
-        if given:
+    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if given := (*args, *kwargs.values()):
             calls.setdefault(module, _copies(given))
 
     own = _own(model)
     theirs = {part: module for (_, module), (_, part) in zip(_parts(model, ""), _parts(own, ""), strict=True)}
-    hooks = [part.register_forward_pre_hook(note) for part in theirs]
+    hooks = [part.register_forward_pre_hook(note, with_kwargs=True) for part in theirs]
     try:
         own(*_copies(inputs))
     finally:
@@ -346,8 +362,10 @@ def _copies(inputs: Any) -> tuple[Any, ...]:
 
 
 def _answer(model: nn.Module, inputs: list[Any], what: str) -> Any:
+    """What it answers twice in a row: it may remember."""
+    own = _own(model)
     try:
-        return _own(model)(*_copies(inputs))
+        return [own(*_copies(inputs)) for _ in range(2)]
     except Exception as error:  # whatever the user's forward does
         shapes = ", ".join(str(tuple(x.shape)) for x in inputs if isinstance(x, Tensor))
         raise ValueError(f"planar: {what} fails on the example {shapes}: {error}") from error
@@ -360,6 +378,8 @@ def _check_same(found: Any, expected: Any) -> None:
     for y, was in zip(ours, theirs, strict=False):
         if not isinstance(was, Tensor) or not isinstance(y, Tensor) or (y.shape, y.dtype) != (was.shape, was.dtype):
             same = same and not isinstance(was, Tensor)
+        elif not was.is_floating_point() and not was.is_complex() and not was.is_meta and was.numel():
+            same = same and float((y != was).double().mean()) <= 0.01  # classes that are as likely may change places by rounding
         elif was.is_floating_point() and not was.is_meta and was.numel():
             # far above what rounding does, in half precision and with TF32 too; what goes another way is further off
             eps, largest = torch.finfo(was.dtype).eps, was[was.isfinite()].abs().max() if was.isfinite().any() else 0.0
@@ -367,8 +387,24 @@ def _check_same(found: Any, expected: Any) -> None:
     if not same:
         raise ValueError(
             "planar: on the example the plain network answers otherwise than the network: its forward has something that is lost "
-            "in tracing, such as random numbers or torch.autocast; move that out of it, or export the parts around it"
+            "in tracing, such as random numbers, torch.autocast, hooks or numbers that it keeps; move that out of it, or export "
+            "the parts around it"
         )
+
+
+@contextmanager
+def _ours_refused() -> Iterator[None]:
+    """With an error where a layer of ours is called, which a plain network may hold in a list or a function."""
+
+    def refuse(module: nn.Module, _: Any) -> None:
+        if _is_ours(module):
+            raise ValueError(f"{module} is held outside of its modules, in a list or a function; use nn.ModuleList, say")
+
+    hook = nn.modules.module.register_module_forward_pre_hook(refuse)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _leaves(result: Any) -> list[Any]:
@@ -390,6 +426,7 @@ class _Tracer(fx.Tracer):
         self.run: fx.Interpreter | None = None
         self.running = False
         self.kept: dict[str, Exception] = {}
+        self.refused: Exception | None = None  # a branch that could not be followed, whose error a forward may have caught
 
     def ranks(self) -> dict[str, int]:
         """How many axes each value of the network has on the inputs."""
@@ -421,10 +458,14 @@ class _Tracer(fx.Tracer):
             return forward(*args, **kwargs)
         last, stack = next(reversed(self.graph.nodes), None), self.module_stack.copy()
         try:
-            return super().call_module(m, forward, args, kwargs)
+            made = super().call_module(m, forward, args, kwargs)
+            if self.refused is not None:
+                raise self.refused
+            return made
         except Exception as error:  # whatever the user's forward does with a proxy
             if self.inputs is None:
                 raise
+            self.refused = None
             self.module_stack = stack
             for node in reversed(list(self.graph.nodes)):
                 if node is last:
@@ -439,7 +480,11 @@ class _Tracer(fx.Tracer):
     def to_bool(self, obj: fx.Proxy) -> bool:
         """Which way a branch on sizes goes: that of the inputs, and sizes that go another way are refused when it runs."""
         if self.run is None or not self._is_of_sizes(obj.node):
-            return super().to_bool(obj)
+            try:
+                return super().to_bool(obj)
+            except Exception as error:
+                self.refused = error
+                raise
         value = self.run.env[obj.node]
         shapes = ", ".join(str(tuple(x.shape)) for x in self.inputs or () if isinstance(x, Tensor))
         told = f"an image of this size goes another way than the example {shapes} of this network; give planar one of this size"

@@ -57,9 +57,13 @@ class NewGraph:
         return fx.map_arg(arguments, lambda n: self._settled(n).node)
 
     def _settled(self, node: fx.Node) -> Any:
-        """A value as the old network has it; cleared for good, since what asks for it may change it in place."""
-        self.values[node] = self._clean(self.values[node])
-        return self._map(self.values[node])
+        """A value as the old network has it; cleared for good, since what asks for it may change it in place.
+
+        So nothing is known any more of what the old network has outside a domain.
+        """
+        clean = self._clean(self.values[node])
+        self.values[node] = clean._replace(lattice=None, clean=False)
+        return self._map(clean)
 
     def _planes(self, v: Value, elements: int, groups: int = 1) -> Any:
         """As planes (N, S K, *X), for a grouped convolution group by group."""

@@ -154,7 +154,9 @@ class Probe:
     def _way_out(self, call: _Call) -> tuple[str, bool]:
         """What to do about a layer that fails, and whether that is sure: it is a planar one of torch's on a map."""
         group, module, x = self.group, call.module, call.inputs[0] if call.inputs else torch.empty(0)
-        if isinstance(module, nn.Linear) and x.ndim and x.shape[-1] == module.in_features * group.order:
+        wide = isinstance(module, nn.Linear) and x.ndim and x.shape[-1] == module.in_features * group.order
+        before = [c.output for c in self.calls[:-1] if c.output is not None and c.output.ndim > 2]
+        if wide and before and before[-1].ndim == group.dim + 3 and before[-1].shape[2] == group.order:
             return f"; these are {module.in_features} channels of {group.order} elements: put CosetPool({group}) before it", True
         if x.ndim != group.dim + 3 or isinstance(getattr(module, "group", None), Group):
             return "", False  # layers of gcnn.nn say so themselves
