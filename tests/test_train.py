@@ -988,7 +988,7 @@ def test_a_note_that_fails_stops_no_training(monkeypatch: pytest.MonkeyPatch) ->
     def fail(*_: Any) -> None:
         raise RuntimeError("no such device")
 
-    monkeypatch.setattr(runs, "stride_fault", fail)
+    monkeypatch.setattr(runs, "strides_checked", fail)
     config = Config(group="p4m")
     note = note_on_exactness(make_model(config), (1, 28, 28), config)
     assert note.startswith("note: p4cnn: it could not be found out whether it is exact at 28 x 28 (no such device); gcnn check")
