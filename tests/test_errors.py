@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -85,6 +86,7 @@ AT_CONSTRUCTION: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: build("p4cnn", group=None), TypeError, "expected a group, such as p4m, or its name, got None"),
     (lambda: planar(ONE), TypeError, "planar: expected a network, an nn.Module, got int"),
     (lambda: LiftConv("P4", 1, 2, 3), TypeError, r"LiftConv: expected a Group .* such as gcnn.GROUPS\['p4'\], got 'P4'"),  # type: ignore[arg-type]
+    (lambda: LiftConv(p4, 1, 2, 3)(np.zeros((1, 1, 9, 9))), TypeError, r"LiftConv\(p4, 1 -> 2\): expected a tensor, got ndarray"),
     (lambda: GBatchNorm(16, 3), TypeError, r"GBatchNorm: expected a Group as the first argument"),  # type: ignore[arg-type]
     (
         lambda: GConv(p4m, 3, 4, 3, groups=2),

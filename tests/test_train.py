@@ -978,8 +978,8 @@ def test_the_note_goes_by_strides_and_head_and_names_what_helps(settings: Any, s
     config = Config(group="p4m", data="pictures", size=side, **settings)
     note = note_on_exactness(make_model(config, 3, (3, side, side)), (3, side, side), config)
     if words:
-        start = f"note: {config.model} is not exact at {side} x {side}: under p4m its answers change, after training by tens of"
-        assert note == f"{start} percent for some images, since {words}"
+        start = f"note: {config.model} is not exact at {side} x {side}: under p4m its answers change, more so after training"
+        assert note == f"{start} than before, since {words}"
     else:
         assert note == ""
 

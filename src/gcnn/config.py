@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 from gcnn.checks import unknown
 from gcnn.groups import GROUPS
@@ -14,25 +13,7 @@ from gcnn.models import ALIASES, MODELS
 
 __all__ = ["Config"]
 
-T = TypeVar("T")
 
-
-def _names_settings(config: type[T]) -> type[T]:
-    """The class with an error of its own for a setting that it does not know."""
-    made: Any = config.__init__
-
-    @functools.wraps(made)  # with its signature
-    def named(self: T, *values: Any, **settings: Any) -> None:
-        known = [setting.name for setting in dataclasses.fields(config)]  # type: ignore[arg-type]
-        if foreign := [name for name in settings if name not in known]:
-            raise TypeError("Config: " + unknown("setting", foreign[0], known))
-        made(self, *values, **settings)
-
-    config.__init__ = named  # type: ignore[assignment]
-    return config
-
-
-@_names_settings
 @dataclass(frozen=True)
 class Config:
     """Settings of a run."""
@@ -121,6 +102,13 @@ class Config:
     """On cuda, replay each step as one CUDA graph."""
     sync_norm: bool = False
     """With several processes, share the statistics of batch norms among them."""
+
+    def __new__(cls, *_: Any, **settings: Any) -> Config:
+        """The settings; a TypeError that names the known ones for one that is none of them."""
+        known = [setting.name for setting in dataclasses.fields(cls)]
+        if foreign := [name for name in settings if name not in known]:
+            raise TypeError("Config: " + unknown("setting", foreign[0], known))
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         for setting in dataclasses.fields(self):

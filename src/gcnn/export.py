@@ -32,8 +32,10 @@ from gcnn.pointwise import TRACING, InPlaceProxy
 __all__ = ["planar", "to_onnx"]
 
 # methods and functions whose results are as large as numbers say
-BY_NUMBERS = {"item", "tolist", "nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount"}
-BY_NUMBERS |= {"repeat_interleave"}
+BY_NUMBERS = {
+    *("item", "tolist", "nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount"),
+    "repeat_interleave",
+}
 
 
 def planar(model: nn.Module, fold: bool = False, example: Tensor | tuple[Tensor, ...] | None = None) -> nn.Module:

@@ -185,7 +185,7 @@ class Planar(NewGraph):
             return self._on_planes(module.group, self._clean(v), pad)
         for kind, handle in self._layers.items():
             if isinstance(module, kind):
-                if type(module).forward is not kind.forward:  # type: ignore[attr-defined]
+                if type(module).forward is not kind.forward:
                     raise ValueError(
                         f"planar: {name} ({module}) has a forward of its own; write it as a module that calls a layer"
                     )
@@ -504,7 +504,7 @@ class Planar(NewGraph):
     def _same(self, name: str, module: nn.Module, v: Value) -> Value:
         return v
 
-    _layers: ClassVar[dict[type, Callable[..., Value]]] = {
+    _layers: ClassVar[dict[type[nn.Module], Callable[..., Value]]] = {
         GLinear: _linear,
         PooledLinear: _head,
         GConv: _conv,

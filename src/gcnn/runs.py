@@ -135,8 +135,8 @@ def note_on_exactness(model: nn.Module, shape: Sequence[int], config: Config) ->
     reasons = ["a stride does not fit the size"] * strides + ["its head is not invariant"] * turns
     helps = [" or ".join(ways)] * strides + ["--invariant"] * turns
     return (
-        f"{who} is not exact at {sides}: under {group.name} its answers change, after training by tens of percent for some "
-        f"images, since {' and '.join(reasons)}; what helps is {', and '.join(helps)}"
+        f"{who} is not exact at {sides}: under {group.name} its answers change, more so after training than before, "
+        f"since {' and '.join(reasons)}; what helps is {', and '.join(helps)}"
     )
 
 

@@ -108,8 +108,7 @@ class GBatchNorm(nn.modules.batchnorm._BatchNorm):
         """Rows of K numbers in one call of torch, which passes over many of them more slowly than over planes."""
         running: Any = (self.running_mean, self.running_var)
         rate: Any = 0.0
-        if by_batch:
-            running, rate = self._running()
+        running, rate = self._running() if by_batch else (running, rate)
         mean, var = running or (None, None)
         return F.batch_norm(rows, mean, var, self.weight, self.bias, by_batch, rate, self.eps)
 
