@@ -21,6 +21,7 @@ from gcnn.nn import (
     GBatchNorm,
     GConv,
     GConvTranspose,
+    GDepthwiseConv,
     GLayerNorm,
     GLinear,
     GMaxPool,
@@ -39,7 +40,7 @@ def zeros(*shape: int) -> Tensor:
 
 ONE: Any = 1  # where something else belongs
 # called without a group
-FORGOTTEN: list[Any] = [LiftConv, GConv, GConvTranspose, GLinear, GMaxPool, Restrict, GLayerNorm, GBatchNorm]
+FORGOTTEN: list[Any] = [LiftConv, GConv, GConvTranspose, GLinear, GMaxPool, Restrict, GLayerNorm, GBatchNorm, GDepthwiseConv]
 MIXED = r"must be equal along axes \(0, 1\), which p4 mixes"
 FUNCTIONS: list[tuple[Callable[[], Any], str]] = [
     (lambda: upsample(p4, zeros(1, 1, 4, 4, 4), scale_factor=(2, 3)), r"upsample: scale_factor \(=\(2, 3\)\) " + MIXED),
@@ -78,6 +79,7 @@ AT_CONSTRUCTION: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: FORGOTTEN[1](8, 9, 3, padding=1), TypeError, r"the group comes first: GConv\(p4m, 8, 9, 3, padding=1\)"),
     (lambda: FORGOTTEN[2](8, 9, 3), TypeError, r"the group comes first: GConvTranspose\(p4m, 8, 9, 3\)"),
     (lambda: FORGOTTEN[3](8, 9), TypeError, r"the group comes first: GLinear\(p4m, 8, 9\)"),
+    (lambda: FORGOTTEN[8](8, 8, 3), TypeError, r"the group comes first: GDepthwiseConv\(p4m, 8, 8, 3\)"),
     (lambda: FORGOTTEN[4](2), TypeError, r"GMaxPool: expected a Group .* got 2; the group comes first: GMaxPool\(p4m, 2\)"),
     (lambda: FORGOTTEN[5]((0, 1)), TypeError, r"the group comes first: Restrict\(p4m, \(0, 1\)\)"),
     (lambda: FORGOTTEN[6](16), TypeError, r"the group comes first: GLayerNorm\(p4m, 16\)"),

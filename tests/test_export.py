@@ -28,6 +28,7 @@ from gcnn.nn import (
     GBatchNorm,
     GConv,
     GConvTranspose,
+    GDepthwiseConv,
     GLayerNorm,
     GLinear,
     GMaxPool,
@@ -274,6 +275,7 @@ THERE: dict[str, Any] = {  # what leads to a map with 4 channels, and the layer
     "lift, strided": lambda g: (nn.Identity(), LiftConv(g, 2, 4, 3, padding=1, stride=2, bias=False)),
     "conv": lambda g: (LiftConv(g, 2, 4, 3), GConv(g, 4, 2, 3, padding="same", dilation=2)),
     "conv, grouped": lambda g: (LiftConv(g, 2, 4, 1), GConv(g, 4, 4, 3, padding=1, groups=2)),
+    "depthwise": lambda g: (LiftConv(g, 2, 4, 1), GDepthwiseConv(g, 4, 8, 3, padding=1)),
     "from cosets": lambda g: (
         nn.Sequential(LiftConv(g, 2, 4, 1), CosetPool(g, part(g))),
         GConv(g, 4, 2, 3, stabilizer=part(g), groups=2) if g.order > 1 else LiftConv(g, 4, 2, 3),

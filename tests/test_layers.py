@@ -24,6 +24,7 @@ from gcnn.nn import (
     GBatchNorm,
     GConv,
     GConvTranspose,
+    GDepthwiseConv,
     GLayerNorm,
     GLinear,
     GMaxPool,
@@ -60,6 +61,7 @@ LAYERS: dict[str, Callable[[Group], nn.Module]] = {
     "GConv, same": lambda g: GConv(g, 2, 3, 3, padding="same", dilation=2),
     "GConv, stride": lambda g: GConv(g, 2, 3, 3, stride=2, padding=1),
     "GConv, groups": lambda g: GConv(g, 2, 4, 3, padding=1, groups=2, bias=False),
+    "GDepthwiseConv": lambda g: GDepthwiseConv(g, 2, 4, 3, stride=2, padding=1),
     "GConvTranspose": lambda g: GConvTranspose(g, 2, 3, 3, stride=2, padding=1),
     "GConvTranspose, groups": lambda g: GConvTranspose(g, 2, 2, 3, groups=2),
     "GBatchNorm": lambda g: GBatchNorm(g, 2),
@@ -650,6 +652,28 @@ def test_gradients_of_grouped_filters_for_one_image(layout: str) -> None:
     for graph in (False, True):
         (found,) = torch.autograd.grad(lift(x).sin().sum(), lift.weight, create_graph=graph)
         torch.testing.assert_close(found, expected)
+
+
+@every_group
+def test_a_depthwise_layer_has_its_filters_on_the_identity_alone(group: Group) -> None:
+    torch.manual_seed(0)
+    apart, whole = GDepthwiseConv(group, 2, 4, 3, padding=1).double(), GConv(group, 2, 4, 3, padding=1, groups=2).double()
+    taps = apart.weight.shape[2]
+    with torch.no_grad():
+        whole.weight.zero_()[:, :, :taps] = apart.weight
+        assert apart.bias is not None
+        assert whole.bias is not None
+        whole.bias.copy_(apart.bias)
+    for x in (feature_map(group), feature_map(group)[:1], feature_map(group)[:1].movedim(1, -1).contiguous().movedim(-1, 1)):
+        x = x.detach().requires_grad_()
+        y, expected = apart(x), whole(x)
+        torch.testing.assert_close(y, expected)
+        found = torch.autograd.grad(y.sin().sum(), (x, apart.weight, apart.bias))
+        wanted = torch.autograd.grad(expected.sin().sum(), (x, whole.weight, whole.bias))
+        for ours, theirs in zip(found, (wanted[0], wanted[1][:, :, :taps], wanted[2]), strict=True):
+            torch.testing.assert_close(ours, theirs)
+    with pytest.raises(ValueError, match=r"GDepthwiseConv\(.*: out_channels \(=3\) must be a multiple of in_channels \(=2\)"):
+        GDepthwiseConv(group, 2, 3, 3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

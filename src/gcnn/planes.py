@@ -234,7 +234,7 @@ class Planar(NewGraph):
             stride=module.stride,
             padding=module.padding,
             dilation=module.dilation,
-            groups=groups,
+            groups=module.in_channels * module.cosets if module.depthwise else groups,
             bias=module.bias is not None,
             device="meta",
             **options,

@@ -103,7 +103,8 @@ def _as_map(planes: Tensor, plan: Plan) -> Tensor:
 def convolve(planes: Tensor, bank: Tensor, bias: Tensor | None, plan: Plan) -> Tensor:
     """The planar correlation of the planes with the bank."""
     numbers, none = spread(bias, plan.tables[0].shape[0], plan.groups), (0,) * len(plan.stride)
-    return torch.convolution(planes, bank, numbers, plan.stride, plan.padding, plan.dilation, False, none, plan.groups)
+    groups = planes.shape[1] // bank.shape[1]  # those of the plan, or every plane by itself
+    return torch.convolution(planes, bank, numbers, plan.stride, plan.padding, plan.dilation, False, none, groups)
 
 
 def gradients(
@@ -112,13 +113,14 @@ def gradients(
     """The gradients of the planes, of the filters and of their bias."""
     (table, inverse, _, back), groups, geometry = plan.tables, plan.groups, (plan.stride, plan.padding, plan.dilation)
     cells = math.prod(plan.kernel_size)
-    ours = planes.shape[1] * cells < FEW and dy.is_cuda and wanted[1] and groups == 1 and plain(dy)
+    apart = planes.shape[1] // bank.shape[1]
+    ours = planes.shape[1] * cells < FEW and dy.is_cuda and wanted[1] and apart == 1 and plain(dy)
     few = ours and in_triton("image") is not None and in_triton("image").suits(dy, planes)
     sizes = None if bias is None else [bank.shape[0]]
     dx, dweight, dbias = (None, None, None)
     if wanted[0] or not few:
         theirs = (wanted[0], False, False) if few else wanted
-        dx, dweight, dbias = conv_backward(dy, planes, bank, sizes, *geometry, groups, theirs)
+        dx, dweight, dbias = conv_backward(dy, planes, bank, sizes, *geometry, apart, theirs)
     if few:
         dweight, dbias = in_triton("image").bank_gradient(dy, planes, plan.kernel_size, *geometry)
         dbias = None if bias is None else dbias.to(bias.dtype)
@@ -179,7 +181,8 @@ def by_parts(x: Tensor, weight: Tensor, bias: Tensor | None, plan: Plan) -> Tens
     bank = expand_filters(weight, table, inverse, math.prod(size), groups, channels_last, dtype)
     torch_convolve: Any = (F.conv1d, F.conv2d, F.conv3d)[len(size) - 1]
     planes, numbers = to_planes(x, len(size), groups), spread(bias, table.shape[0], groups)
-    y = torch_convolve(planes, in_space(bank, size, channels_last), numbers, stride, padding, dilation, groups)
+    apart = planes.shape[1] // bank.shape[1]
+    y = torch_convolve(planes, in_space(bank, size, channels_last), numbers, stride, padding, dilation, apart)
     return from_planes(y, table.shape[0], groups)
 
 

@@ -4,7 +4,7 @@ Each layer takes a group and then the arguments of its namesake in torch.nn; the
 plain tensors (N, K, S, *X). The arithmetic is in `gcnn.functional`; here are parameters, tables and error messages.
 """
 
-from gcnn.nn.conv import GConv, GConvTranspose, GLinear, LiftConv
+from gcnn.nn.conv import GConv, GConvTranspose, GDepthwiseConv, GLinear, LiftConv
 from gcnn.nn.norm import GBatchNorm, GLayerNorm
 from gcnn.nn.pool import CosetPool, GAdaptiveAvgPool, GAvgPool, GMaxPool, GPool, GSubsample, GUpsample, Restrict
 
@@ -15,6 +15,7 @@ __all__ = [
     "GBatchNorm",
     "GConv",
     "GConvTranspose",
+    "GDepthwiseConv",
     "GLayerNorm",
     "GLinear",
     "GMaxPool",

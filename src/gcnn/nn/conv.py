@@ -35,6 +35,8 @@ class _Filters(GModule):
 
     tables: Tables
     bias: Tensor | None
+    depthwise = False
+    """Whether filters see one channel and one element alone."""
 
     def __init__(
         self,
@@ -57,13 +59,17 @@ class _Filters(GModule):
                     raise ValueError(f"{name} must be a positive whole number, got {value!r}")
                 if value % groups:
                     raise ValueError(f"{name} (={value}) must be divisible by groups (={groups})")
+            if self.depthwise and out_channels % in_channels:
+                raise ValueError(f"out_channels (={out_channels}) must be a multiple of in_channels (={in_channels})")
             self.in_channels, self.out_channels, self.groups = int(in_channels), int(out_channels), int(groups)
             self.kernel_size = checked_axes(group, "kernel_size", kernel_size, least=1)
             self.stabilizer = group.check_subgroup(stabilizer)
             taps = index_table(group, self.kernel_size, self.stabilizer)[1].shape[1]
-        self.cosets = group.order // len(self.stabilizer)
-        self.on_plane = stabilizer is not None and self.cosets == 1  # images, (N, K, *X): no axis S
-        channels = (in_channels, out_channels // groups) if transposed else (out_channels, in_channels // groups)
+        self.fibre = group.order // len(self.stabilizer)  # elements that a filter has numbers for
+        self.cosets = group.order if self.depthwise else self.fibre  # those of the input
+        self.on_plane = stabilizer is not None and self.fibre == 1 and not self.depthwise  # images, (N, K, *X): no axis S
+        seen = 1 if self.depthwise else in_channels // groups
+        channels = (in_channels, out_channels // groups) if transposed else (out_channels, seen)
         self.weight = nn.Parameter(torch.empty(*channels, taps, device=device, dtype=dtype))
         self.register_parameter("bias", nn.Parameter(torch.empty(out_channels, device=device, dtype=dtype)) if bias else None)
         self.reset_parameters()
@@ -119,7 +125,7 @@ class _Filters(GModule):
 
     def filters(self) -> Tensor:
         """The filters under every element, F+ of section 7.1: (K_out, S, K_in / groups, S_in, *n), zero outside the support."""
-        bank = self._bank().detach().unflatten(1, (self.cosets, -1)).unflatten(0, (self.groups, self.group.order, -1))
+        bank = self._bank().detach().unflatten(1, (self.fibre, -1)).unflatten(0, (self.groups, self.group.order, -1))
         return bank.movedim(1, 2).flatten(0, 1).transpose(2, 3)
 
     def load_filters(self, psi: Any) -> None:
@@ -130,9 +136,9 @@ class _Filters(GModule):
         hexagonal lattice, do not count.
         """
         psi = torch.as_tensor(psi)
-        fibre = () if self.on_plane else (self.cosets,)
-        expected = (*self.weight.shape[:2], *fibre, *self.kernel_size)
-        if self.on_plane and psi.ndim == self.group.dim + 3 and psi.shape[2] == 1:  # GrouPy's first layers have such an axis
+        flat = self.on_plane or self.depthwise
+        expected = (*self.weight.shape[:2], *(() if flat else (self.fibre,)), *self.kernel_size)
+        if flat and psi.ndim == self.group.dim + 3 and psi.shape[2] == 1:  # GrouPy's first layers have such an axis
             psi = psi.squeeze(2)
         if tuple(psi.shape) != expected:
             raise ValueError(f"{self._label()}: expected filters {expected}, got {tuple(psi.shape)}")
@@ -333,6 +339,56 @@ class LiftConv(GConv):
             bias,
             padding_mode,
             stabilizer=range(group.order),
+            device=device,
+            dtype=dtype,
+        )
+
+
+class GDepthwiseConv(GConv):
+    """Filters on the plane, one a channel, turned with the element that they see: (N, K_in, S, *X) to (N, K_out, S, *Y).
+
+    A GConv whose filters see one channel, and of the group the identity alone: S times fewer numbers and operations than
+    GConv(groups=K_in). Nothing passes from element to element, so a 1x1 GConv follows: the two make a separable G-convolution.
+    The arguments are those of nn.Conv1d, 2d and 3d but for groups, which is in_channels; out_channels is a multiple of it.
+
+    >>> from gcnn import p4m
+    >>> separable = nn.Sequential(GDepthwiseConv(p4m, 16, 16, 7, padding=3), GConv(p4m, 16, 32, 1))
+    >>> separable(torch.rand(2, 16, 8, 9, 9)).shape
+    torch.Size([2, 32, 8, 9, 9])
+    >>> separable[0].weight.shape
+    torch.Size([16, 1, 49])
+    """
+
+    _shown: tuple[str, ...] = ("kernel_size", "stride", "padding", "dilation", "padding_mode")
+    depthwise = True
+
+    def __init__(
+        self,
+        group: Group,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Size,
+        stride: Size = 1,
+        padding: Size | str = 0,
+        dilation: Size = 1,
+        bias: bool = True,
+        padding_mode: Literal["zeros", "reflect", "replicate", "circular"] = "zeros",
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        check_group("GDepthwiseConv", group)
+        super().__init__(
+            group,
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride,
+            padding,
+            dilation,
+            bias=bias,
+            padding_mode=padding_mode,
+            stabilizer=range(group.order),
+            algorithm="planar",
             device=device,
             dtype=dtype,
         )

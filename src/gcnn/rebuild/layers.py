@@ -13,7 +13,18 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from gcnn.indices import support
-from gcnn.nn import GAdaptiveAvgPool, GAvgPool, GBatchNorm, GConv, GConvTranspose, GLinear, GMaxPool, GUpsample, LiftConv
+from gcnn.nn import (
+    GAdaptiveAvgPool,
+    GAvgPool,
+    GBatchNorm,
+    GConv,
+    GConvTranspose,
+    GDepthwiseConv,
+    GLinear,
+    GMaxPool,
+    GUpsample,
+    LiftConv,
+)
 from gcnn.nn.each import ChannelDropout, ChannelNorm, EachElement, PadBoth, ReduceSpace
 from gcnn.pointwise import POINTWISE_MODULES
 from gcnn.rebuild import axes
@@ -47,7 +58,8 @@ def _conv(net: Converter, name: str, module: Any, x: Value) -> Value:
         raise net.refusal(f"{name} ({module}), which gets {x.old} channels as far as can be seen,", x, "reshape with flatten(1)")
     _check_sides(net, name, module)
     k_in = module.in_channels if x.kind == "image" else x.new
-    if module.groups == module.in_channels > 1 and x.kind == "map":  # depthwise
+    depthwise = module.groups == module.in_channels > 1 and x.kind == "map"
+    if depthwise:
         groups, k_out = k_in, k_in * (module.out_channels // module.in_channels)
     else:
         k_out = net.width(name, module.out_channels)
@@ -57,7 +69,6 @@ def _conv(net: Converter, name: str, module: Any, x: Value) -> Value:
         "stride": module.stride,
         "padding": module.padding,
         "dilation": module.dilation,
-        "groups": groups,
         "bias": module.bias is not None,
     }
     kind: Any = LiftConv if x.kind == "image" else GConv
@@ -65,6 +76,10 @@ def _conv(net: Converter, name: str, module: Any, x: Value) -> Value:
         kind, options["output_padding"] = GConvTranspose, module.output_padding
     else:
         options["padding_mode"] = module.padding_mode
+    if depthwise and not transposed:
+        kind = GDepthwiseConv
+    else:
+        options["groups"] = groups
     made = net.layer(name, module, lambda: kind(net.group, k_in, k_out, **options))
     if type(made) is not kind or made.in_channels != k_in:
         raise net.refusal(f"{name} ({module}), which is called on values of several kinds,", x, "give each its own layer")
