@@ -6,8 +6,9 @@
 The bound is torch's own convolution (or network) of the same expanded shape, in the better of its two memory formats, measured
 in the same run. Candidates take turns, round after round; a number is the median of the rounds, with its quartiles. Modes:
 `train` is forward and backward, `forward` has no gradients but expands the filters in each call, `inference` is eval mode.
-On a GPU every step is also recorded as a CUDA graph and replayed (`how` is `graph`): what the kernels take, without what Python
-takes to launch them, which on a slow host is more.
+On a GPU a round is several steps one after the other, waited for at its end, as in a training loop: launched from Python (`how` is
+`eager`), and recorded as a CUDA graph and replayed (`graph`), without what Python takes to launch kernels, which on a slow host
+is more than what they take.
 Peers (escnn 1.0.11, e2cnn 0.2.3) need an environment of their own; where they cannot be imported, the run says so and goes on.
 """
 
@@ -38,6 +39,7 @@ from gcnn.models import build
 from gcnn.nn import GBatchNorm, GConv, LiftConv
 from gcnn.train import precision
 
+ROUND = 10.0  # ms of steps in a round on a GPU
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 32), "MALLOC_TOP_PAD_": str(1 << 28)}
 
 
@@ -269,15 +271,14 @@ def recorded(run: Callable[[], None]) -> Callable[[], None]:
 
 def measure(steps: dict[str, Callable[[], None]], device: str, seconds: float, rounds: int) -> dict[str, dict[str, float]]:
     """Median, quartiles and peak memory of each, taking turns."""
-    peaks = {}
+    peaks, counts = {}, {}
     for name, run in steps.items():
         run()
         if device == "cuda":
             torch.cuda.synchronize()
             before = torch.cuda.memory_allocated()
             torch.cuda.reset_peak_memory_stats()
-            run()
-            torch.cuda.synchronize()
+            counts[name] = min(20, max(1, round(ROUND / _timed(run, 1))))
             peaks[name] = torch.cuda.max_memory_allocated() - before
         else:
             run()
@@ -286,13 +287,7 @@ def measure(steps: dict[str, Callable[[], None]], device: str, seconds: float, r
     while len(times[name]) < 5 or (time.perf_counter() - start < seconds and len(times[name]) < rounds):
         for name, run in steps.items():
             if device == "cuda":
-                begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-                torch.cuda.synchronize()
-                begin.record()
-                run()
-                end.record()
-                torch.cuda.synchronize()
-                times[name].append(begin.elapsed_time(end))
+                times[name].append(_timed(run, counts[name]))
             else:
                 began = time.perf_counter()
                 run()
@@ -302,6 +297,18 @@ def measure(steps: dict[str, Callable[[], None]], device: str, seconds: float, r
         low, median, high = statistics.quantiles(all_times, n=4)
         found[name] = {"ms": median, "q1": low, "q3": high, "rounds": len(all_times), "peak_bytes": peaks.get(name)}
     return found
+
+
+def _timed(run: Callable[[], None], count: int) -> float:
+    """Milliseconds of one of so many steps in a row, on a GPU."""
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    begin.record()
+    for _ in range(count):
+        run()
+    end.record()
+    torch.cuda.synchronize()
+    return float(begin.elapsed_time(end)) / count
 
 
 @contextmanager
@@ -377,6 +384,7 @@ def main() -> None:
         "python": platform.python_version(),
         "device": torch.cuda.get_device_name() if told.device == "cuda" else f"CPU, {torch.get_num_threads()} threads",
         "construction": construction(),
+        "steps_in_a_row": told.device == "cuda",
         "rows": [],
     }
     for name, seconds in record["construction"].items():

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from gcnn import GROUPS
-from gcnn.nn import CosetPool, GBatchNorm, GConv, GMaxPool, LiftConv
+from gcnn.nn import CosetPool, GBatchNorm, GConv, GDepthwiseConv, GMaxPool, LiftConv
 from gcnn.testing import equivariance_error, explain
 
 
@@ -22,6 +22,7 @@ def main() -> None:
             GBatchNorm(group, 4),
             nn.ReLU(),
             GMaxPool(group, 3, 2, 1),
+            GDepthwiseConv(group, 4, 4, 3, padding=1),
             GConv(group, 4, 4, 3, padding=1),
             CosetPool(group),
         )
