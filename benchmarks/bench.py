@@ -6,9 +6,9 @@
 The bound is torch's own convolution (or network) of the same expanded shape, in the better of its two memory formats, measured
 in the same run. Candidates take turns, round after round; a number is the median of the rounds, with its quartiles. Modes:
 `train` is forward and backward, `forward` has no gradients but expands the filters in each call, `inference` is eval mode.
-On a GPU a round is several steps one after the other, waited for at its end, as in a training loop: launched from Python (`how` is
-`eager`), and recorded as a CUDA graph and replayed (`graph`), without what Python takes to launch kernels, which on a slow host
-is more than what they take.
+On a GPU a round is several steps one after the other, waited for at its end, as in a training loop: launched from Python (`how`
+is `eager`), and recorded as a CUDA graph and replayed (`graph`), without what Python takes to launch kernels, which on a slow
+host is more than what they take.
 Peers (escnn 1.0.11, e2cnn 0.2.3) need an environment of their own; where they cannot be imported, the run says so and goes on.
 """
 

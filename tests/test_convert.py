@@ -1306,6 +1306,87 @@ class Masked(Patches):
         return found
 
 
+class Sized(Patches):
+    def forward(self, x: Tensor, size: tuple[int, int] = (2, 3), *, scale: float = 2.0) -> Tensor:
+        found: Tensor = self.h(self.a(x).mean((2, 3))) * size[1]
+        return found * scale
+
+
+def test_defaults_that_are_tuples() -> None:
+    """torch.fx alone would return a list."""
+    made, x = convert(Sized(lambda s, x: x), p4, example=torch.randn(2, 3, 9, 9)).eval(), torch.randn(2, 3, 9, 9)
+    assert isinstance(made(x), Tensor)
+    torch.testing.assert_close(made(x), made(x.rot90(1, (-2, -1))), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["code", "graph", "meta", "_graph", "recompile"])
+@pytest.mark.parametrize("example", [None, torch.rand(2, 3, 9, 9)])
+def test_names_that_torch_fx_keeps_for_itself(name: str, example: Tensor | None) -> None:
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        parts: Any = net
+        found: Tensor = getattr(parts, name)(F.relu(parts.c(x)).mean((2, 3)))
+        return found
+
+    net = Written(forward, **{"c": conv(3, 8), name: nn.Linear(8, 2)})
+    with pytest.raises(
+        ValueError, match=rf"^convert: Written\.{name} has a name that .* keep for themselves; give nn\.Sequential"
+    ):
+        convert(net, p4, example=example)
+    assert convert(nn.Sequential(net), p4, example=example)(torch.rand(2, 3, 9, 9)).shape == (2, 2)
+
+
+class WithHeadForTraining(Patches):
+    def __init__(self) -> None:
+        super().__init__(lambda s, x: x)
+        self.more = nn.Linear(self.h.in_features, 5)
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.a(x).mean((-2, -1)) * (1 if float(x.detach().abs().max()) < 1e9 else 2)
+        return (self.h(y), self.more(y)) if self.training else self.h(y)
+
+
+def test_heads_for_training_alone() -> None:
+    """Modules are replaced one by one here, and both modes must run."""
+    x = torch.randn(2, 3, 9, 9)
+    made, old = convert(WithHeadForTraining(), p4, example=x), WithHeadForTraining()
+    assert [y.shape for y in made.train()(x)] == [y.shape for y in old.train()(x)]
+    torch.testing.assert_close(made.train()(x), made(x.rot90(1, (-2, -1))), rtol=1e-4, atol=1e-5)
+    assert made.eval()(x).shape == old.eval()(x).shape
+
+
+class Squeezed(nn.Module):
+    """A gate whose hidden width has no part in the sums of widths, after a concatenation."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.a, self.b, self.c = conv(3, width), conv(width, width), conv(2 * width, 2)
+        self.down, self.up = conv(2 * width, hidden, 1), conv(hidden, 2 * width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.a(x))
+        y = torch.cat([y, F.relu(self.b(y))], 1)
+        found: Tensor = self.c(y * torch.sigmoid(self.up(F.relu(self.down(y.mean((2, 3), keepdim=True))))))
+        return found
+
+
+@pytest.mark.parametrize("group", [p4, p4m, p6m], ids=str)
+@pytest.mark.parametrize(("width", "hidden"), [(32, 4), (64, 8), (64, 16)])
+def test_gates_after_concatenations_leave_widths_their_choice(group: Group, width: int, hidden: int) -> None:
+    net, x = Squeezed(width, hidden), torch.randn(2, 3, 9, 9)
+    made = convert(net, group, example=x)
+    count = [sum(p.numel() for p in each.parameters()) for each in (net, made)]
+    assert 0.9 < count[1] / count[0] < 1.1
+    assert convert(net, group, "cost", example=x)(x).shape == net(x).shape
+
+
+@pytest.mark.parametrize("how", [torch.rsqrt, torch.reciprocal, lambda x: torch.clamp_min(x, 0.1), lambda x: x.clamp_max(0.5)])
+def test_functions_of_single_numbers_before_several_images_meet(how: Any) -> None:
+    net = WrittenForTwo(lambda s, x, m: s.d(F.relu(s.a(how(x)) + s.b(m))).mean((2, 3)), a=conv(3, 8), b=conv(3, 8), d=conv(8, 2))
+    images = tuple(torch.rand(2, 3, 9, 9) + 0.1 for _ in range(2))
+    made = convert(net, p4, example=images).eval()
+    torch.testing.assert_close(made(*images), made(*(i.rot90(1, (-2, -1)) for i in images)), rtol=1e-4, atol=1e-5)
+
+
 def test_arguments_with_defaults_are_gone_and_nothing_else_is_harmed() -> None:
     made, x = convert(Masked(lambda s, x: x), p4).eval(), torch.randn(2, 3, 9, 9)
     torch.testing.assert_close(planar(made)(x), made(x), rtol=1e-5, atol=1e-6)
@@ -1789,9 +1870,9 @@ def test_copies_of_which_nobody_knows_are_taken_where_nothing_tells() -> None:
 
 def test_widths_that_must_add_up_are_refused_where_they_cannot() -> None:
     net = Written(ghost, a=conv(3, 20), b=conv(20, 14), c=conv(20, 6), d=conv(20, 2))
-    with pytest.raises(ValueError, match=r"multiples of 1/2 of the old ones, and none of them has about 4542 parameters"):
+    with pytest.raises(ValueError, match=r"shrink by one fraction, in parts of 1/2, and none has about 4542 parameters"):
         convert(net, p4m)
-    with pytest.raises(ValueError, match=r"multiples of 1/2 of the old ones, and 0.125 is far from all of them"):
+    with pytest.raises(ValueError, match=r"in parts of 1/2, and none is near 0.125; use keep"):
         convert(net, p4m, "cost")
 
 

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from gcnn import Oh, line, p4, p4m, p6, p6m, pm
 from gcnn.export import planar
-from gcnn.functional import act, correlate, planar_gcorr, planar_gcorr_transpose, transform_filter
+from gcnn.functional import act, correlate, gcorr, planar_gcorr, planar_gcorr_transpose, transform_filter
+from gcnn.lattice import domain_mask
 from gcnn.models import build
 from gcnn.nn import (
     CosetPool,
@@ -31,7 +32,7 @@ from gcnn.nn import (
     LiftConv,
     Restrict,
 )
-from gcnn.pooling import adaptive_avg_pool, upsample
+from gcnn.pooling import adaptive_avg_pool, avg_pool, upsample
 
 
 def zeros(*shape: int) -> Tensor:
@@ -43,6 +44,25 @@ ONE: Any = 1  # where something else belongs
 FORGOTTEN: list[Any] = [LiftConv, GConv, GConvTranspose, GLinear, GMaxPool, Restrict, GLayerNorm, GBatchNorm, GDepthwiseConv]
 MIXED = r"must be equal along axes \(0, 1\), which p4 mixes"
 FUNCTIONS: list[tuple[Callable[[], Any], str]] = [
+    (
+        lambda: gcorr(p4, torch.rand(1, 6, 9, 9), torch.rand(4, 3, 3, 3)),
+        r"correlate: expected filters for 6 channels in groups \(=1\), \(K_out, 6, ...\), got \(4, 3, 9\)",
+    ),
+    (
+        lambda: gcorr(p4, torch.rand(1, 6, 4, 9, 9), torch.rand(6, 1, 4, 3, 3)),
+        r"correlate: expected filters for 6 channels in groups \(=1\), .* got \(6, 1, 36\)",
+    ),
+    (
+        lambda: gcorr(p4, torch.rand(1, 6, 4, 9, 9), torch.rand(6, 1, 4, 3, 3), groups=3),
+        r"correlate: expected filters for 6 channels in groups \(=3\), \(K_out, 2, ...\), got \(6, 1, 36\)",
+    ),
+    (
+        lambda: correlate(p4, zeros(1, 2, 4, 6, 6), zeros(3, 1, 9), None, (3, 3), stabilizer=range(4), depthwise=True),
+        r"correlate: expected depthwise filters, \(a multiple of 2, 1, ...\), got \(3, 1, 9\)",
+    ),
+    (lambda: avg_pool(p6, zeros(1, 1, 6, 9, 9), 3, 1, 2), r"avg_pool: padding \(=2\) must be at most half of kernel_size \(=3\)"),
+    (lambda: avg_pool(p4, zeros(1, 1, 4, 9, 9), 3, 1, 2), r"avg_pool: padding \(=2\) must be at most half of kernel_size \(=3\)"),
+    (lambda: domain_mask(p6, (5,)), r"domain_mask: p6 acts on 2 axes of space, got a size of 1, \(5,\)"),
     (lambda: upsample(p4, zeros(1, 1, 4, 4, 4), scale_factor=(2, 3)), r"upsample: scale_factor \(=\(2, 3\)\) " + MIXED),
     (lambda: upsample(p4, zeros(1, 1, 4, 4, 4), size=(8, 12)), r"upsample: size \(=\(8, 12\)\) " + MIXED),
     (lambda: adaptive_avg_pool(p4, zeros(1, 1, 4, 6, 6), (2, 3)), r"adaptive_avg_pool: output_size \(=\(2, 3\)\) " + MIXED),
@@ -80,6 +100,16 @@ AT_CONSTRUCTION: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: FORGOTTEN[2](8, 9, 3), TypeError, r"the group comes first: GConvTranspose\(p4m, 8, 9, 3\)"),
     (lambda: FORGOTTEN[3](8, 9), TypeError, r"the group comes first: GLinear\(p4m, 8, 9\)"),
     (lambda: FORGOTTEN[8](8, 8, 3), TypeError, r"the group comes first: GDepthwiseConv\(p4m, 8, 8, 3\)"),
+    (
+        lambda: GDepthwiseConv(p4m, 16, 16, 7, 1, 3, 1, 4),
+        ValueError,
+        r"GDepthwiseConv\(p4m, 16 -> 16\): groups \(=4\) must be in_channels \(=16\), or left out",
+    ),
+    (
+        lambda: GDepthwiseConv(p4m, 2, 2, 7, padding=3, padding_mode="reflect")(torch.rand(1, 2, 8, 3, 3)),
+        ValueError,
+        r"GDepthwiseConv\(p4m, 2 -> 2\): padding \(=\(3, 3\)\) with padding_mode 'reflect' takes maps of at least \(4, 4\) cells, got",
+    ),
     (lambda: FORGOTTEN[4](2), TypeError, r"GMaxPool: expected a Group .* got 2; the group comes first: GMaxPool\(p4m, 2\)"),
     (lambda: FORGOTTEN[5]((0, 1)), TypeError, r"the group comes first: Restrict\(p4m, \(0, 1\)\)"),
     (lambda: FORGOTTEN[6](16), TypeError, r"the group comes first: GLayerNorm\(p4m, 16\)"),

@@ -8,8 +8,9 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -944,9 +945,62 @@ class Remembers(Lifts):
 
 
 class Classes(Lifts):
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        y: Tensor = self.lift(x).amax((2, 3, 4))
-        return (-y if mask is None else y).argmax(1)
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return (self.lift(x).amax((2, 3, 4)) * (-1) ** self.calls).argmax(1)
+
+
+class Inner(NamedTuple):
+    y: Tensor
+
+
+@dataclass
+class Holding:
+    inner: Inner
+
+
+class Nested(Classes):
+    def forward(self, x: Tensor) -> Any:
+        return Holding(Inner(super().forward(x)))
+
+
+class Optional(Lifts):
+    def forward(self, x: Tensor, scale: Tensor | None = None, shape: tuple[int, ...] = (1, 2), *, shift: float = 0.5) -> Tensor:
+        y: Tensor = self.lift(x if scale is None else x * scale)
+        return y.relu() + shift if isinstance(shift, float) and shape[1] == 2 else y
+
+
+def test_arguments_keep_their_defaults_unless_the_example_gives_them() -> None:
+    net, x, scale = Optional().eval(), torch.randn(2, 1, 9, 9), torch.randn(1)
+    for plain in (planar(net), planar(net, example=x)):
+        torch.testing.assert_close(plain(x), net(x))
+        with pytest.raises(TypeError):
+            plain(x, scale)
+    plain = planar(net, example=(x, scale))
+    torch.testing.assert_close(plain(x, 2 * scale), net(x, 2 * scale))
+    with pytest.raises(TypeError, match="scale"):
+        plain(x)
+
+
+def test_hooks_are_refused_by_name() -> None:
+    net = nn.Sequential(LiftConv(p4, 1, 2, 3), nn.ReLU(), CosetPool(p4)).eval()
+    for part, name in ((net[0], r"0 \(LiftConv\)"), (net[2], r"2 \(CosetPool\)"), (net, r"the network \(Sequential\)")):
+        handle = part.register_forward_hook(lambda *_: None)
+        with pytest.raises(ValueError, match=rf"^planar: {name} has hooks, which would be lost; remove them first"):
+            planar(net)
+        handle.remove()
+    net[1].register_forward_hook(lambda _, x, y: 2 * y)
+    x = torch.randn(2, 1, 9, 9)
+    torch.testing.assert_close(planar(net)(x), net(x))
+
+
+def test_a_name_that_torch_fx_keeps_for_itself() -> None:
+    net = Optional()
+    net.add_module("code", nn.Identity())
+    with pytest.raises(ValueError, match=r"^planar: Optional\.code has a name that the modules of torch.fx keep"):
+        planar(net)
 
 
 class Listed(Lifts):
@@ -974,6 +1028,7 @@ class Locked(Lifts):
     [
         (Remembers(), "answers otherwise than the network: .* numbers that it keeps"),
         (Classes(), "answers otherwise than the network"),
+        (Nested(), "answers otherwise than the network"),
         (Listed(), "is held outside of its modules, in a list or a function; use nn.ModuleList"),
         (Locked(), "cannot be traced by torch.fx .*, nor copied"),
     ],

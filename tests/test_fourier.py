@@ -258,7 +258,7 @@ def test_many_gradients_at_once_and_autocast() -> None:
         ({"stride": 0}, "must be at least 1"),
         ({"bias": torch.zeros(1)}, r"expected a bias \(3,\), got \(1,\)"),
         ({"bias": torch.zeros(3).double()}, "of one floating point dtype"),
-        ({"groups": 2}, "expected filters for 2 channels in 2 groups"),
+        ({"groups": 2}, r"expected filters for 2 channels in groups \(=2\), \(K_out, 1, ...\), got \(3, 2, 36\)"),
         ({"dilation": 4}, r"a kernel of \(9, 9\) cells does not fit a map of \(6, 6\)"),
     ],
     ids=str,

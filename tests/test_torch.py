@@ -138,10 +138,11 @@ def test_compiled_gradients_of_each_image() -> None:
         (LiftConv(p4m, 1, 4, 3), (1,)),
         (GConv(p4, 4, 6, 3, stride=2, padding=1, groups=2), (4, 4)),
         (GConv(p4m, 2, 3, 3, padding=2, dilation=2, bias=False), (2, 8)),
+        (GDepthwiseConv(p4, 2, 4, 3, padding=1), (2, 4)),
         (GConv(linem, 2, 3, 3), (2, 2)),
         (GConv(Oh, 1, 2, 3, padding=1), (1, 48)),
     ],
-    ids=["lift", "groups", "dilation", "line", "space"],
+    ids=["lift", "groups", "dilation", "depthwise", "line", "space"],
 )
 def test_what_compilers_see_of_a_correlation(layer: GConv, channels: tuple[int, ...]) -> None:
     """By the checks of torch itself: the schema, and that sizes and memory formats are foretold rightly."""
@@ -150,7 +151,16 @@ def test_what_compilers_see_of_a_correlation(layer: GConv, channels: tuple[int, 
     y = layer(x)
     last = layer.group.dim > 1
     kernel, bias = layer.kernel_size, layer.bias
-    sizes = (list(kernel), list(layer.stride), list(layer.padding), list(layer.dilation), layer.groups, last, x.dtype)
+    sizes = (
+        list(kernel),
+        list(layer.stride),
+        list(layer.padding),
+        list(layer.dilation),
+        layer.groups,
+        layer.depthwise,
+        last,
+        x.dtype,
+    )
     tensors = (x, layer.weight.detach(), None if bias is None else bias.detach())
     dy = torch.randn_like(to_planes(y, layer.group.dim, layer.groups))
     for algorithm in ("planar", "fourier"):

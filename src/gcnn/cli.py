@@ -418,6 +418,8 @@ def _download(chosen: argparse.Namespace) -> None:
 def _export(told: argparse.Namespace) -> None:
     from gcnn.export import to_onnx
 
+    if Path(told.onnx).suffix != ".onnx":  # the run's own files are not to be replaced
+        raise ValueError(f"--onnx {told.onnx}: expected a name that ends in .onnx, such as net.onnx")
     _check_new(told.onnx, "net.onnx", told.force)
     run = load_run(told.folder)
     run.check_takes_bytes()

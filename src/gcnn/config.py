@@ -117,11 +117,11 @@ class Config:
             if not fits or (isinstance(value, bool) and kind is not bool):
                 way = f"; write a list, [{value}]" if kind is tuple and isinstance(value, int) else ""
                 raise ValueError(f"{setting.name} must be of type {kind.__name__}, got {value!r}{way}")
+        for name, value in dataclasses.asdict(self).items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"{name} must be a finite number, got {value}")
         for name in ("widths", "drops"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        positive = {"epochs": self.epochs, "batch_size": self.batch_size, "lr": self.lr, "test_every": self.test_every}
-        positive["test_turns"] = self.test_turns
-        for name in ("widths", "drops"):
             if not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in getattr(self, name)):
                 raise ValueError(f"{name} must be positive whole numbers, got {getattr(self, name)}")
         for name in ("rotate", "weight_decay", "channels", "validation", "size"):
@@ -129,19 +129,14 @@ class Config:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
         if not -(2**43) <= self.seed <= 2**44:  # each epoch has a seed of its own, a million times this one
             raise ValueError(f"seed must be a whole number from -2**43 to 2**44, got {self.seed}")
-        if not math.isfinite(self.lr):
-            raise ValueError(f"lr must be a number, 0.001 for example, got {self.lr}")
-        for name, value in positive.items():
-            if not value > 0:
-                raise ValueError(f"{name} must be positive, got {value}")
+        for name in ("epochs", "batch_size", "lr", "test_every", "test_turns"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
         object.__setattr__(self, "model", ALIASES.get(self.model, self.model))
         if self.model not in MODELS:
             raise ValueError(unknown("model", self.model, MODELS))
         if self.group and self.group not in GROUPS:
             raise ValueError(unknown("group", self.group, GROUPS))
-        for name, value in dataclasses.asdict(self).items():
-            if isinstance(value, float) and not math.isfinite(value):
-                raise ValueError(f"{name} must be a finite number, got {value}")
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"label_smoothing must be at least 0 and below 1, got {self.label_smoothing}")
         if self.dropout >= 1:

@@ -11,6 +11,7 @@ import copy
 import math
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 import torch
@@ -21,12 +22,12 @@ from gcnn.functional import act
 from gcnn.groups import GROUPS, Group
 from gcnn.nn import CosetPool
 from gcnn.nn.each import PooledLinear
-from gcnn.pointwise import TRACING
 from gcnn.rebuild import Converter, Value
 from gcnn.rebuild.layers import MODULES
-from gcnn.rebuild.trace import RefusedError, images_of, inputs_for, leaves, no_own_gradients, traced
+from gcnn.rebuild.trace import RefusedError, images_of, inputs_for, no_own_gradients, traced
 from gcnn.rebuild.values import CONVS, TRANSPOSED, of_torch
 from gcnn.testing import explain
+from gcnn.tracing import TRACING, leaves, reached
 
 __all__ = ["convert"]
 
@@ -97,15 +98,12 @@ def _converted(
         build = Converter(model, graph, group, pool, weights, fixed)
         fitted = _fitted(build, factor) if keep == "params" else factor
         made = build.at(fitted)
-        if keep == "cost" and build.unit and not 0.8 < max(1, round(build.unit * factor)) / (build.unit * factor) < 1.25:
-            raise ValueError(
-                f"convert: widths whose sums stay sums are multiples of 1/{build.unit} of the old ones, and {factor:g} is far "
-                'from all of them; use keep="channels"'
-            )
+        if keep == "cost" and build.unit:
+            made = _at_a_fraction(build, made, factor)
     except Exception as error:  # ValueErrors are ours; others are whatever the user's forward does with a proxy
         ours = isinstance(error, ValueError) and (isinstance(error, RefusedError) or str(error).startswith("convert: "))
         refused = ValueError(f"convert: {error}") if isinstance(error, RefusedError) else error
-        if ours and not looked:
+        if ours and (example is None or not looked):
             raise refused from None
         if graph is not None and not ours:
             raise
@@ -271,6 +269,23 @@ def _try_on(model: nn.Module, example: Tensor | tuple[Tensor, ...]) -> None:
 
 def _fitted(build: Converter | _Replacer, factor: float) -> float:
     """The factor at which the new network has about as many parameters as the old one."""
+    found, off = _fit(build, factor)
+    if isinstance(build, Converter) and build.unit and off > math.log(1.1):
+        chosen = build.unit
+        for unit in build.units[1:]:
+            build.unit = unit
+            with suppress(ValueError):  # sums do not stay sums
+                again, less = _fit(build, factor)
+                if less < off:
+                    chosen, found, off = unit, again, less
+        build.unit = chosen
+        if off > math.log(1.25):
+            raise _no_fraction(build, f"has about {build.parameters()} parameters")
+    return found
+
+
+def _fit(build: Converter | _Replacer, factor: float) -> tuple[float, float]:
+    """That factor, and how far off it is: the logarithm of the ratio."""
     wanted = build.parameters()
     off: dict[float, float] = {}
     rounding: Any = None
@@ -284,13 +299,33 @@ def _fitted(build: Converter | _Replacer, factor: float) -> float:
         if off[best] < 0.01 or (step > 5 and off[best] < 0.05):
             break
         factor = factor * (wanted / found) ** 0.5 if step < 4 else best * (1 + 0.03 * (step - 3) * (-1) ** step)
-    unit = getattr(build, "unit", 0)
-    if unit and off[best] > math.log(1.25):
-        raise ValueError(
-            f"convert: widths whose sums stay sums are multiples of 1/{unit} of the old ones, and none of them has about "
-            f'{wanted} parameters; use keep="channels"'
-        )
-    return best
+    return best, off[best]
+
+
+def _at_a_fraction(build: Converter, made: fx.GraphModule, factor: float) -> fx.GraphModule:
+    """The network whose widths are the fraction next to the factor of the old ones, with finer fractions where that is far."""
+
+    def near() -> bool:
+        return 0.8 < max(1, round(build.unit * factor)) / (build.unit * factor) < 1.25
+
+    for unit in build.units[1:]:
+        if near():
+            return made
+        before, build.unit = build.unit, unit
+        try:
+            made = build.at(factor)
+        except ValueError:  # sums do not stay sums
+            build.unit = before
+    if not near():
+        raise _no_fraction(build, f"is near {factor:g}")
+    return made
+
+
+def _no_fraction(build: Converter, what: str) -> ValueError:
+    return ValueError(
+        f"convert: this network adds maps to concatenated ones, so that all widths shrink by one fraction, in parts of "
+        f'1/{build.unit}, and none {what}; use keep="channels"'
+    )
 
 
 def _without_channels(x: Tensor) -> tuple[int, ...]:
@@ -473,10 +508,29 @@ class _Replacer:
 def _heads_of(model: nn.Module, example: Tensor | tuple[Tensor, ...]) -> list[str]:
     """The layers that make the results on the example, as `gcnn.rebuild.graph.heads` finds them; none if that cannot be told.
 
-    What stands between them and the results, autograd has recorded.
+    Those of training count, too: some heads are for it alone.
     """
-    net = copy.deepcopy(model).eval().requires_grad_(False)
-    layers: dict[str, Any] = {name: m for name, m in net.named_modules() if isinstance(m, (*CONVS, *TRANSPOSED, nn.Linear))}
+    layers = {name: m for name, m in model.named_modules() if isinstance(m, (*CONVS, *TRANSPOSED, nn.Linear))}
+    found, ran = _makers_of_results(model, list(layers), example, training=False)
+    if len({isinstance(layers[name], nn.Linear) for name in found}) != 1:  # none; or of two kinds, of which one may be a gate
+        return []
+    more, _ = _makers_of_results(model, list(layers), example, training=True)
+    kind = nn.Linear if any(isinstance(layers[name], nn.Linear) for name in found) else (*CONVS, *TRANSPOSED)
+    found |= {name for name in more - ran if isinstance(layers[name], kind)}
+    # a layer that did not run may be the head of another branch
+    classes: dict[str, Any] = {name: (type(m), getattr(m, "out_features", 0) or m.out_channels) for name, m in layers.items()}
+    like = {classes[name] for name in found}
+    return [name for name in layers if name in found or (name not in ran and classes[name] in like)]
+
+
+def _makers_of_results(
+    model: nn.Module, names: list[str], example: Tensor | tuple[Tensor, ...], training: bool
+) -> tuple[set[str], set[str]]:
+    """Those of the layers that make the results on the example, and those that ran.
+
+    Found by walking back from the results through the graph that autograd recorded.
+    """
+    net = copy.deepcopy(model).train(training).requires_grad_(False)
     made_by: dict[Any, str] = {}
     ran: set[str] = set()
 
@@ -484,44 +538,45 @@ def _heads_of(model: nn.Module, example: Tensor | tuple[Tensor, ...]) -> list[st
         ran.add(name)
         made_by[made.grad_fn] = name
 
-    for name, m in layers.items():
-        m.weight.requires_grad_(True)
-        m.register_forward_hook(lambda _, given, made, name=name: record(name, made))
+    for name in names:
+        layer: Any = net.get_submodule(name)
+        layer.weight.requires_grad_(True)
+        layer.register_forward_hook(lambda _, given, made, name=name: record(name, made))
     try:
         with torch.enable_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's, of float(x) where gradients are recorded
             results = leaves(net(*inputs_for(net, example)))
-    except Exception:  # a forward that runs without gradients alone
-        return []
-    waiting = [y.grad_fn for y in results if isinstance(y, Tensor) and y.grad_fn is not None]
-    found, seen = set[str](), set(waiting)
-    while waiting:
-        step = waiting.pop()
-        if step in made_by:
-            found.add(made_by[step])
-            continue
-        new = [f for f, _ in step.next_functions if f is not None and f not in seen]
-        seen.update(new)
-        waiting += new
-    if len({isinstance(layers[name], nn.Linear) for name in found}) != 1:  # none; or of two kinds, of which one may be a gate
-        return []
-    # a layer that did not run may be the head of another branch
-    classes = {name: (type(m), getattr(m, "out_features", 0) or m.out_channels) for name, m in layers.items()}
-    like = {classes[name] for name in found}
-    return [name for name in layers if name in found or (name not in ran and classes[name] in like)]
+    except Exception:  # a forward that runs without gradients, or in one mode, alone
+        return set(), ran
+    starts = {y.grad_fn for y in results if isinstance(y, Tensor) and y.grad_fn is not None}
+    steps = reached(starts, lambda step: () if step in made_by else [f for f, _ in step.next_functions if f is not None])
+    return {made_by[step] for step in steps if step in made_by}, ran
+
+
+def _runs(model: nn.Module, example: Tensor | tuple[Tensor, ...], training: bool) -> bool:
+    """Whether the network takes the example in that mode: norms refuse a single number a channel in training, for instance."""
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            copy.deepcopy(model).train(training)(*inputs_for(model, example))
+    except Exception:  # whatever the user's forward does
+        return False
+    return True
 
 
 def _replaced(build: _Replacer, factor: float, example: Tensor | tuple[Tensor, ...]) -> nn.Module:
     """The network with its modules replaced, tried on the example."""
     made = build.at(factor)
+    modes = [False, True] if _runs(build.model, example, training=True) else [False]
     try:
-        with torch.no_grad():
-            copy.deepcopy(made).eval()(*inputs_for(made, example))
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            for training in modes:
+                copy.deepcopy(made).train(training)(*inputs_for(made, example))
     except Exception as error:
         linear = [name for name, m in build.leaves if isinstance(m, nn.Linear) and name not in build.heads]
         left = f"{', '.join(linear)} stayed as before: " if linear else ""
         raise ValueError(
             f"convert: {type(build.model).__name__} cannot be traced by torch.fx, and with its modules replaced it fails: "
-            f"{error} ({left}{build.taken}). Convert the parts between the branches of its forward, one at a time"
+            f"{error} ({left}{build.taken}). Convert the parts between the branches of its forward, one at a time; where "
+            'widths do not fit, keep="channels" keeps them'
         ) from error
     return made.train(build.model.training)

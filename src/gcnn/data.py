@@ -102,7 +102,8 @@ class Dataset:
             if split.images.is_floating_point() and not split.images.isfinite().all():
                 which = int((~split.images.flatten(1).isfinite().all(1)).nonzero()[0])
                 raise ValueError(f"{self.name}, {part}: image {which} holds NaN or infinite numbers; mend it, or leave it out")
-            low, high = _range(split.images)
+            of_bytes = not split.images.numel() or split.images.dtype in (torch.uint8, torch.bool)
+            low, high = (0.0, 255.0) if of_bytes else extent(split.images)
             if split.images.is_floating_point() and len(split) and low >= 0 and high <= 1:
                 raise ValueError(
                     f"{self.name}, {part}: expected images as bytes, got {dtype} from 0 to 1; use (255 * x).to(torch.uint8), so "
@@ -132,11 +133,9 @@ class Dataset:
         return Dataset(f"{self.name}, validation", self.train[:-count], self.train[-count:], self.classes)
 
 
-def _range(images: Tensor) -> tuple[float, float]:
-    """The least and the largest number; bytes are not looked at, since they are in the range of bytes."""
-    if not images.numel() or images.dtype in (torch.uint8, torch.bool):
-        return 0, 255
-    x = images.to(torch.int64) if images.dtype in (torch.uint16, torch.uint32, torch.uint64) else images  # torch has no minimum
+def extent(images: Tensor) -> tuple[float, float]:
+    """The least and the largest number; torch has neither for unsigned numbers of more than 8 bits."""
+    x = images.to(torch.int64) if images.dtype in (torch.uint16, torch.uint32, torch.uint64) else images
     return float(x.min()), float(x.max())
 
 

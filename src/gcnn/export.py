@@ -14,7 +14,6 @@ import operator
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
-from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,12 +21,11 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.fusion import fuse_conv_bn_eval
-from torch.utils._pytree import tree_leaves
 
 from gcnn import lattice
 from gcnn.files import write_file
 from gcnn.planes import Planar, is_layer
-from gcnn.pointwise import TRACING, InPlaceProxy
+from gcnn.tracing import TRACING, InPlaceProxy, Tracer, leaves, reached
 
 __all__ = ["planar", "to_onnx"]
 
@@ -52,6 +50,9 @@ def planar(model: nn.Module, fold: bool = False, example: Tensor | tuple[Tensor,
       that torch.fx cannot trace, since it branches on other numbers, say. Such a module keeps its class, whose file is needed to
       load the result, and has its layers replaced one by one: its code must not ask of what class those are.
 
+    Arguments of `forward` that have a default keep it, and are none of the result's, unless the example gives them. Without an
+    example nothing is compared: random numbers, torch.autocast and numbers that a `forward` keeps would be lost without a word.
+
     >>> from gcnn.models import build
     >>> net = build("p4cnn").eval()
     >>> fast, x = planar(net), torch.rand(2, 1, 28, 28)
@@ -65,6 +66,14 @@ def planar(model: nn.Module, fold: bool = False, example: Tensor | tuple[Tensor,
     for inside in ("module", "_orig_mod"):  # of DataParallel and its like, and of torch.compile
         if type(model).__module__.startswith(("torch.nn.parallel", "torch._dynamo")) and hasattr(model, inside):
             raise ValueError(f"planar: the network is inside a {type(model).__name__}; give planar model.{inside}")
+    for name, m in model.named_modules():
+        if m is model or is_layer(m):
+            hooks = (*m._forward_pre_hooks.values(), *m._forward_hooks.values())
+            if any(not type(hook).__module__.startswith("torch.nn.utils.") for hook in hooks):  # weight_norm and prune have some
+                raise ValueError(
+                    f"planar: {name or 'the network'} ({type(m).__name__}) has hooks, which would be lost; remove them first, "
+                    "handle.remove(), and put them on the result"
+                )
     if is_layer(model):
         model = nn.Sequential(model).train(model.training)
     inputs = None if example is None else _inputs(model, example)
@@ -279,6 +288,9 @@ def _plain(model: nn.Module, fold: bool, inputs: list[Any] | None) -> nn.Module:
                 "sizes then go its way, and what cannot be traced has its layers replaced one by one"
             ) from error
         return _replaced(model, fold, _calls(model, inputs), "the network", error)
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            node.args = ()  # what was given may have decided branches, and is to be given always
     called = {node.target for node in graph.nodes if node.op == "call_module"}
     errors = {name: error for name, error in tracer.kept.items() if name in called}
     calls = _calls(model, inputs) if inputs is not None and errors else {}
@@ -375,7 +387,7 @@ def _answer(model: nn.Module, inputs: list[Any], what: str) -> Any:
 
 def _check_same(found: Any, expected: Any) -> None:
     """Raises a ValueError unless both networks answer the same on the example."""
-    ours, theirs = _leaves(found), _leaves(expected)
+    ours, theirs = leaves(found), leaves(expected)
     same = len(ours) == len(theirs)
     for y, was in zip(ours, theirs, strict=False):
         if not isinstance(was, Tensor) or not isinstance(y, Tensor) or (y.shape, y.dtype) != (was.shape, was.dtype):
@@ -409,13 +421,7 @@ def _ours_refused() -> Iterator[None]:
         hook.remove()
 
 
-def _leaves(result: Any) -> list[Any]:
-    """What a network returns, one by one."""
-    opened = (vars(leaf) if is_dataclass(leaf) and not isinstance(leaf, type) else leaf for leaf in tree_leaves(result))
-    return tree_leaves(list(opened))
-
-
-class _Tracer(fx.Tracer):
+class _Tracer(Tracer):
     """Traces a network, and where inputs are given runs it along: those tell which way branches on sizes go.
 
     Modules that cannot be traced are kept whole then, the smallest ones that will do.
@@ -424,7 +430,7 @@ class _Tracer(fx.Tracer):
     def __init__(self, inputs: list[Any] | None) -> None:
         super().__init__(autowrap_functions=(lattice.to_hexagonal, lattice.to_square))
         self._autowrap_search.append(lattice)  # where users call them as gcnn.lattice.to_hexagonal
-        self.inputs, self.given = inputs, iter(_copies(inputs or ()))
+        self.inputs, self.given, self.next = inputs, len(inputs or (0,)), iter(_copies(inputs or ()))
         self.run: fx.Interpreter | None = None
         self.running = False
         self.kept: dict[str, Exception] = {}
@@ -447,7 +453,7 @@ class _Tracer(fx.Tracer):
             self.running = True
             try:
                 first = node.op == "placeholder"
-                self.run.env[node] = next(self.given, *node.args) if first else self.run.run_node(node)
+                self.run.env[node] = next(self.next, *node.args) if first else self.run.run_node(node)
             finally:
                 self.running = False
         return node
@@ -458,7 +464,7 @@ class _Tracer(fx.Tracer):
     def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         if self.running:
             return forward(*args, **kwargs)
-        last, stack = next(reversed(self.graph.nodes), None), self.module_stack.copy()
+        last, stack = next(iter(reversed(self.graph.nodes)), None), self.module_stack.copy()
         try:
             made = super().call_module(m, forward, args, kwargs)
             if self.refused is not None:
@@ -506,16 +512,11 @@ class _Tracer(fx.Tracer):
     def _has_size_by_numbers(self, node: fx.Node) -> bool:
         """Whether a tensor comes from one that is as large as its numbers say, or may be."""
         assert self.run is not None
-        waiting, seen = [node], {node}
-        while waiting:
-            each = waiting.pop()
+        for each in reached([node], lambda n: n.all_input_nodes):
             called = each.target if isinstance(each.target, str) else getattr(each.target, "__name__", "")
             indices: list[Any] = [self.run.env[n] for n in each.all_input_nodes[1:]] if called == "getitem" else []
             alone = called == "where" and len(each.args) == 1
             kept = each.op == "call_module" and called in self.kept
             if called in BY_NUMBERS or kept or alone or any(isinstance(i, Tensor) for i in indices):
                 return True
-            new = [n for n in each.all_input_nodes if n not in seen]
-            seen.update(new)
-            waiting += new
         return False

@@ -215,13 +215,15 @@ def correlate(
     stabilizer: Subgroup | None = None,
     tables: tuple[Tensor | None, ...] | None = None,
     algorithm: Algorithm = "auto",
+    depthwise: bool = False,
 ) -> Tensor:
     """The G-correlation with stored filters (K_out, K_in / groups, S_in P), by one of two algorithms with the same result.
 
     "planar" expands the filters to a planar bank (section 7); "fourier" multiplies functions on the point group by their Fourier
     transforms, which takes fewer multiplications (`gcnn.kernels.fourier`); "auto" takes the faster one. Images and maps over
     cosets gain nothing by "fourier", which spreads them over the group first. What traces or transforms functions
-    (torch.export, torch.func), and torch.autocast on CPUs, always see the planar one.
+    (torch.export, torch.func), and torch.autocast on CPUs, always see the planar one. `depthwise` filters (K_out, 1, P) lie on
+    the plane, turn with the element that they see, and take channel by channel of a map.
 
     >>> from gcnn import p4m
     >>> x, weight = torch.rand(1, 2, 8, 5, 5), torch.rand(3, 2, 8 * 9)
@@ -235,7 +237,8 @@ def correlate(
         for name, value in (("stride", steps), ("padding", padding), ("dilation", spread_by), ("kernel_size", kernel_size)):
             if not isinstance(value, str):
                 check_axes(group, f"correlate: {name}", as_tuple(group, value, name))
-        on_group, within = is_map(group, x, stabilizer, "correlate"), group.check_subgroup(stabilizer)
+        within = None if depthwise else group.check_subgroup(stabilizer)
+        on_group, within = is_map(group, x, within, "correlate"), within or (0,)
         if not on_group and len(within) < group.order:
             cosets = group.order // len(within)
             raise ValueError(
@@ -243,6 +246,15 @@ def correlate(
                 f"{tuple(x.shape)}; use x.unflatten(1, (-1, {cosets})) for planes, or, if their elements come first, "
                 f"x.unflatten(1, ({cosets}, -1)).transpose(1, 2); stabilizer=range({group.order}) for an image"
             )
+    k_in, seen = x.shape[1], 1 if depthwise else x.shape[1] // groups
+    if weight.ndim == 3 and (weight.shape[1] != seen or k_in % groups or (depthwise and len(weight) % k_in)):
+        asked_for = "depthwise filters" if depthwise else f"filters for {k_in} channels in groups (={groups})"
+        raise ValueError(
+            f"correlate: expected {asked_for}, ({f'a multiple of {k_in}' if depthwise else 'K_out'}, {seen}, ...), got "
+            f"{tuple(weight.shape)} for x {tuple(x.shape)}; K_in / groups is the second axis of the filters"
+        )
+    if depthwise:
+        algorithm, stabilizer = "planar", range(group.order)
     asked, algorithm = algorithm, choose(group, x, weight, algorithm, groups, steps)
     channels_last, dtype = fast_form(group, x, weight)
     if autocasts(x.device.type):
@@ -250,7 +262,7 @@ def correlate(
     if algorithm == "planar":
         checked = _check_tables(group, weight, kernel_size, stabilizer, tables)
         pads = whole_padding(group, kernel_size, steps, padding, spread_by)
-        plan = planar.Plan(checked, kernel_size, steps, pads, spread_by, groups, channels_last, dtype)
+        plan = planar.Plan(checked, kernel_size, steps, pads, spread_by, groups, depthwise, channels_last, dtype)
         if traced() and compiled.opaque(x):
             return mask_outside(group, compiled.correlate(mask_outside(group, x), weight, bias, plan, group, asked))
         domains = None if group.fills_box else _domains(group, x, plan)
@@ -296,9 +308,9 @@ def _checked(
     groups: int,
 ) -> tuple[int, ...]:
     """The padding in whole numbers; a ValueError for what torch's convolutions would refuse."""
-    k_out, k_in = weight.shape[0], weight.shape[1] * groups
-    if x.shape[1] != k_in or k_out % groups:
-        raise ValueError(f"expected filters for {x.shape[1]} channels in {groups} groups, got {tuple(weight.shape[:2])}")
+    k_out = weight.shape[0]
+    if k_out % groups:
+        raise ValueError(f"expected a number of filters that groups (={groups}) divides, got {k_out}")
     alike = x.dtype == weight.dtype or autocasts(x.device.type)
     if not x.is_floating_point() or not alike or (bias is not None and bias.dtype != x.dtype):
         raise ValueError(f"expected a map, filters and a bias of one floating point dtype, got {x.dtype} and {weight.dtype}")

@@ -50,6 +50,8 @@ def domain_mask(group: Group, size: Sequence[int], device: torch.device | str | 
 
 def check_domain(who: str, group: Group, size: Sequence[int]) -> None:
     """Raises a ValueError unless a map of this size has a centre that the group turns it about."""
+    if len(size) != group.dim:
+        raise ValueError(f"{who}: {group.name} acts on {group.dim} axes of space, got a size of {len(size)}, {tuple(size)}")
     for i, row in group.oblique:
         if any(m and (size[j] != size[i] or size[j] % 2 == 0) for j, m in enumerate(row)):
             axes = tuple(j for j, m in enumerate(row) if m)

@@ -46,7 +46,8 @@ from gcnn.nn.each import (
     VarianceInside,
 )
 from gcnn.nn.module import GModule
-from gcnn.pointwise import (
+from gcnn.pooling import torch_mode
+from gcnn.tracing import (
     IN_PLACE,
     KEEP_ZERO,
     KEEP_ZERO_MODULES,
@@ -54,8 +55,8 @@ from gcnn.pointwise import (
     POINTWISE_FUNCTIONS,
     POINTWISE_METHODS,
     POINTWISE_MODULES,
+    check_names,
 )
-from gcnn.pooling import torch_mode
 
 
 def is_layer(module: nn.Module) -> bool:
@@ -77,6 +78,7 @@ class Planar(NewGraph):
 
     def build(self) -> fx.GraphModule:
         """The new network."""
+        check_names(self.model, "planar")
         for node in self.old.nodes:
             handle: Callable[[fx.Node], Any] = getattr(self, f"_{node.op}")
             found = handle(node)

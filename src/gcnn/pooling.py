@@ -134,6 +134,13 @@ def _reached(group: Group, plan: Plan, size: Sequence[int], device: torch.device
     return torch.stack([torch.stack(windows).any(0) for windows in rows])
 
 
+def _check_padding(who: str, group: Group, padding: Size, kernel_size: Size) -> None:
+    """Raises a ValueError for windows that may lie in the padding alone."""
+    both = zip(as_tuple(group, padding, "padding"), as_tuple(group, kernel_size, "kernel_size"), strict=True)
+    if any(2 * p > k for p, k in both):
+        raise ValueError(f"{who}: padding (={padding}) must be at most half of kernel_size (={kernel_size})")
+
+
 def max_pool(
     group: Group,
     x: Tensor,
@@ -155,10 +162,7 @@ def max_pool(
     for name, value in (("kernel_size", kernel_size), ("stride", stride), ("padding", padding), ("dilation", dilation)):
         if value is not None:
             check_axes(group, f"max_pool: {name}", as_tuple(group, value, name))
-    if any(
-        2 * p > k for p, k in zip(as_tuple(group, padding, "padding"), as_tuple(group, kernel_size, "kernel_size"), strict=True)
-    ):
-        raise ValueError(f"max_pool: padding (={padding}) must be at most half of kernel_size (={kernel_size})")
+    _check_padding("max_pool", group, padding, kernel_size)
     if group.fills_box:
         pooling: Any = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[group.dim - 1]
         return on_planes(group, x, lambda planes: pooling(planes, kernel_size, stride, padding, dilation))
@@ -188,6 +192,7 @@ def avg_pool(
     for name, value in (("kernel_size", kernel_size), ("stride", stride), ("padding", padding)):
         if value is not None:
             check_axes(group, f"avg_pool: {name}", as_tuple(group, value, name))
+    _check_padding("avg_pool", group, padding, kernel_size)
     if group.fills_box:
         pooling: Any = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[group.dim - 1]
         return on_planes(

@@ -395,7 +395,7 @@ class Probe:
             )
         if found := stride_fault(group, module, x, sizes):
             return found
-        if isinstance(own, Group) and getattr(module, "stabilizer", (0,)) != (0,):
+        if isinstance(own, Group) and 1 < len(getattr(module, "stabilizer", (0,))) < own.order:
             return (
                 f"the input is no map over the cosets of {module.stabilizer}",
                 "give GConv as stabilizer the subgroup that CosetPool pooled over",

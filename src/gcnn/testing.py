@@ -226,7 +226,7 @@ def explain(model: nn.Module, x: Tensor, group: Group) -> Explanation:
         if not whole <= probe.tolerance and not probe.sees_a_fault():  # one that shows on this very x under others only
             probe.measure(x, sorted({*range(1, group.order)}.difference(few)))
         search = not whole <= probe.tolerance and probe.stride_fails()
-        sizes = _nearest(_exact_sizes(model, x, group), x.shape[-1]) if search else ()
+        sizes = tuple(_exact_sizes(model, x, group, 4)) if search else ()
     rows = tuple(probe.rows(sizes))
     if whole <= probe.tolerance:  # nothing is lost; what has an error here is only laid out in a way that was not followed
         rows = tuple(Row(r.name, r.layer + (" (not followed)" if r.why else ""), r.error) for r in rows)
@@ -256,7 +256,7 @@ def exact_sizes(model: nn.Module, x: Tensor, group: Group) -> list[int]:
         return _exact_sizes(_copied(getattr(model, "_orig_mod", model)).eval(), x, group)
 
 
-def _exact_sizes(model: nn.Module, x: Tensor, group: Group) -> list[int]:
+def _exact_sizes(model: nn.Module, x: Tensor, group: Group, most: int = 100) -> list[int]:
     """As `exact_sizes`, of a model that is not needed afterwards: it goes to the meta device."""
     side, found = x.shape[-1], []
     near = sorted(range(max(1, 3 * side // 4), 3 * side // 2 + 1), key=lambda n: abs(n - side))[:100]
@@ -266,16 +266,13 @@ def _exact_sizes(model: nn.Module, x: Tensor, group: Group) -> list[int]:
         return []
     with strides_checked(model, group), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for n in sorted(near):
+        for n in near:
             with suppress(Exception):  # a size that does not go through, for whatever reason
                 model(torch.empty(*x.shape[: -group.dim], *(n,) * group.dim, dtype=x.dtype, device="meta"))
                 found.append(n)
-    return found
-
-
-def _nearest(sizes: list[int], side: int) -> tuple[int, ...]:
-    """The four nearest to `side`, in ascending order."""
-    return tuple(sorted(sorted(sizes, key=lambda n: abs(n - side))[:4]))
+            if len(found) == most:
+                break
+    return sorted(found)
 
 
 def _as_written() -> Any:

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gcnn.config import Config
-from gcnn.data import Dataset, load
+from gcnn.data import Dataset, extent, load
 from gcnn.files import write_file
 from gcnn.groups import Group
 from gcnn.models import EXAMPLES
@@ -179,7 +179,7 @@ def _train(
         "mean": mean,
         "std": std or 1.0,
         "images": len(data.train),
-        "of_bytes": not data.train.images.is_floating_point() and _range(data.train.images)[1] > 1,
+        "of_bytes": not data.train.images.is_floating_point() and extent(data.train.images)[1] > 1,
         "labels": hashlib.sha256(labels.cpu().long().numpy().tobytes()).hexdigest(),
         "history": [],
         "epoch": 0,
@@ -298,7 +298,7 @@ def _check_parts(data: Dataset) -> None:
         raise ValueError(
             f"{data.name}: training images are {tuple(a.shape[1:])}, those of the test {tuple(b.shape[1:])}; cut them alike"
         )
-    (low, high), (least, most) = _range(a), _range(b)
+    (low, high), (least, most) = extent(a), extent(b)
     of_ones = min(low, least) >= 0 and 0 < min(high, most) <= 1 and max(high, most) > 16
     signed, far = (low < -0.1 * high) != (least < -0.1 * most), max(high, most) > 4 * min(high, most)
     if of_ones or (signed and far) or (a.is_floating_point() != b.is_floating_point() and (signed or far)):
@@ -306,12 +306,6 @@ def _check_parts(data: Dataset) -> None:
             f"{data.name}: training images go from {low:g} to {high:g}, those of the test from {least:g} to {most:g}; scale both "
             "alike"
         )
-
-
-def _range(images: Tensor) -> tuple[float, float]:
-    """The least and the largest number; torch has neither for unsigned numbers of more than 8 bits."""
-    x = images.to(torch.int64) if images.dtype in (torch.uint16, torch.uint32, torch.uint64) else images
-    return float(x.min()), float(x.max())
 
 
 def _check_held_out(data: Dataset) -> None:

@@ -55,7 +55,8 @@ class _Correlate(torch.autograd.Function):
 library = torch.library.Library("gcnn", "FRAGMENT")
 _REST = (
     "str group, str algorithm, Tensor table, Tensor inverse, Tensor? forth, Tensor? back, "
-    "int[] kernel_size, int[] stride, int[] padding, int[] dilation, int groups, bool channels_last, ScalarType dtype"
+    "int[] kernel_size, int[] stride, int[] padding, int[] dilation, int groups, bool depthwise, "
+    "bool channels_last, ScalarType dtype"
 )
 library.define(f"correlate(Tensor x, Tensor weight, Tensor? bias, {_REST}) -> (Tensor, Tensor)")
 library.define(
@@ -83,7 +84,7 @@ def _planar(x: Tensor, weight: Tensor, bias: Tensor | None, plan: Plan) -> tuple
 
 
 def _takes_fourier(group: Group, x: Tensor, weight: Tensor, algorithm: Any, plan: Plan) -> bool:
-    regular = x.ndim == group.dim + 3 and x.shape[2] == group.order and plan.groups == 1
+    regular = x.ndim == group.dim + 3 and x.shape[2] == group.order and plan.groups == 1 and not plan.depthwise
     return regular and fourier.choose(group, x, weight, algorithm, 1, plan.stride, plan.dtype) == "fourier"
 
 

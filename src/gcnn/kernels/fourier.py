@@ -104,8 +104,9 @@ def _pays_on_cuda(
     sizes = (k_in, k_out, taps, points)
     ours, planar = _seconds(group, dtype, *sizes, part)
     ours += 1e-4
-    if part != "filters" and _fused().suits(group, dtype, k_in, taps):
-        ours = min(ours, _fused().seconds(group, dtype, *sizes))
+    fused = in_triton("fused")
+    if part != "filters" and fused.suits(group, dtype, k_in, taps):
+        ours = min(ours, fused.seconds(group, dtype, *sizes))
     if settings[1]:
         ours = max(ours, 5e-4)
     return 1.05 * ours < planar
@@ -207,9 +208,8 @@ class _Fourier(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         planes, weight = ctx.saved_tensors
         group, (kernel_size, stride, padding, dilation) = ctx.rest
-        if torch.is_grad_enabled() or batched(
-            grads[0]
-        ):  # gradients of gradients, or many at once: the planar algorithm has them all
+        # gradients of gradients, or many at once: the planar algorithm has them all
+        if torch.is_grad_enabled() or batched(grads[0]):
             return (*_by_planar(group, planes, weight, grads[0], kernel_size, stride, padding, dilation), *(None,) * 5)
         found = gradients(group, grads[0], planes, weight, kernel_size, stride, padding, dilation, wanted=ctx.needs_input_grad)
         return (*found, *(None,) * 5)
@@ -257,13 +257,6 @@ def _triton() -> Any:
     return in_triton("fourier_cuda") if [int(n) for n in triton.__version__.split(".")[:2]] >= [3, 4] else None
 
 
-def _fused() -> Any:
-    """The algorithm in one kernel, for some maps."""
-    from gcnn.kernels import fused
-
-    return fused
-
-
 def _on_cuda(group: Group, planes: Tensor) -> bool:
     return planes.is_cuda and group.order <= LARGEST and plain(planes) and _triton() is not None
 
@@ -272,9 +265,10 @@ def _correlate(group: Group, planes: Tensor, weight: Tensor, *geometry: tuple[in
     if _on_cuda(group, planes):
         k_in, k_out = weight.shape[:2] if adjoint else (weight.shape[1], weight.shape[0])
         sizes = (k_in, k_out, weight.shape[2] // group.order, planes.numel() // planes.shape[1])
-        suits = _fused().suits(group, planes.dtype, k_in, sizes[2]) and sizes[2] == math.prod(geometry[0])
-        narrow = suits and _fused().seconds(group, planes.dtype, *sizes) < _seconds(group, planes.dtype, *sizes)[0]
-        found: Tensor = (_fused() if narrow else _triton()).correlate(group, planes, weight, *geometry, adjoint=adjoint)
+        fused = in_triton("fused")
+        suits = fused.suits(group, planes.dtype, k_in, sizes[2]) and sizes[2] == math.prod(geometry[0])
+        narrow = suits and fused.seconds(group, planes.dtype, *sizes) < _seconds(group, planes.dtype, *sizes)[0]
+        found: Tensor = (fused if narrow else _triton()).correlate(group, planes, weight, *geometry, adjoint=adjoint)
         return found
     patches = _Patches(group, planes, *geometry)
     k_out, s = weight.shape[1 if adjoint else 0], group.order

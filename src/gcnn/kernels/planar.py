@@ -36,6 +36,8 @@ class Plan(NamedTuple):
     padding: tuple[int, ...]
     dilation: tuple[int, ...]
     groups: int
+    depthwise: bool
+    """Whether the planes of one element and channel alone are seen by its filters, which lie on the plane."""
     channels_last: bool
     dtype: torch.dtype
 
@@ -103,7 +105,7 @@ def _as_map(planes: Tensor, plan: Plan) -> Tensor:
 def convolve(planes: Tensor, bank: Tensor, bias: Tensor | None, plan: Plan) -> Tensor:
     """The planar correlation of the planes with the bank."""
     numbers, none = spread(bias, plan.tables[0].shape[0], plan.groups), (0,) * len(plan.stride)
-    groups = planes.shape[1] // bank.shape[1]  # those of the plan, or every plane by itself
+    groups = planes.shape[1] if plan.depthwise else plan.groups
     return torch.convolution(planes, bank, numbers, plan.stride, plan.padding, plan.dilation, False, none, groups)
 
 
@@ -113,7 +115,7 @@ def gradients(
     """The gradients of the planes, of the filters and of their bias."""
     (table, inverse, _, back), groups, geometry = plan.tables, plan.groups, (plan.stride, plan.padding, plan.dilation)
     cells = math.prod(plan.kernel_size)
-    apart = planes.shape[1] // bank.shape[1]
+    apart = planes.shape[1] if plan.depthwise else groups
     ours = planes.shape[1] * cells < FEW and dy.is_cuda and wanted[1] and apart == 1 and plain(dy)
     few = ours and in_triton("image") is not None and in_triton("image").suits(dy, planes)
     sizes = None if bias is None else [bank.shape[0]]
@@ -177,11 +179,11 @@ _DETERMINISTIC = Setting(torch._C._get_cudnn_deterministic, torch._C._set_cudnn_
 
 def by_parts(x: Tensor, weight: Tensor, bias: Tensor | None, plan: Plan) -> Tensor:
     """The same in operations that can be traced, transformed and differentiated in every way."""
-    (table, inverse, _, _), size, stride, padding, dilation, groups, channels_last, dtype = plan
+    (table, inverse, _, _), size, stride, padding, dilation, groups, depthwise, channels_last, dtype = plan
     bank = expand_filters(weight, table, inverse, math.prod(size), groups, channels_last, dtype)
     torch_convolve: Any = (F.conv1d, F.conv2d, F.conv3d)[len(size) - 1]
     planes, numbers = to_planes(x, len(size), groups), spread(bias, table.shape[0], groups)
-    apart = planes.shape[1] // bank.shape[1]
+    apart = planes.shape[1] if depthwise else groups
     y = torch_convolve(planes, in_space(bank, size, channels_last), numbers, stride, padding, dilation, apart)
     return from_planes(y, table.shape[0], groups)
 

@@ -196,12 +196,17 @@ def load(path: str | Path) -> nn.Module:
     made_from = meta.get("build")
     if not made_from:
         raise ValueError(f"{path} does not say which network it is of: make that, and use load_into(model, {str(path)!r})")
-    if not (isinstance(made_from, dict) and made_from.get("name") in MODELS and isinstance(made_from.get("options"), dict)):
+    known = isinstance(made_from, dict) and isinstance(made_from.get("options"), dict) and str(made_from.get("name")) in MODELS
+    if not known:
         raise ValueError(f"{path} is of a network that this version does not have: it says {str(made_from)[:60]!r}")
     options = dict(made_from["options"])
     if "group" in options:
-        if options["group"] not in GROUPS:
+        if str(options["group"]) not in GROUPS:
             raise ValueError(f"{path} is of the group {options['group']}, which is not in GROUPS: use load_into")
         options["group"] = GROUPS[options["group"]]
-    made, kinds = build(made_from["name"], **options), {t.dtype for t in tensors.values() if t.is_floating_point()}
+    try:
+        made = build(made_from["name"], **options)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path} is of a network that this version does not make: {error}") from None
+    kinds = {t.dtype for t in tensors.values() if t.is_floating_point()}
     return load_into(made.to(kinds.pop()) if len(kinds) == 1 else made, path).eval()

@@ -53,11 +53,17 @@ def save(model: nn.Module, path: str | Path, overwrite: bool = False, **about: A
         raise FileExistsError(f"{path} is there already; choose another name, or save(..., overwrite=True)")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"save: there is no folder {path.parent}; make it first")
-    tensors = {
-        name: t.detach().cpu().clone().contiguous() for name, t in model.state_dict().items()
-    }  # shared ones each by itself
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"save: expected a network, an nn.Module, got {type(model).__name__}")
+    # shared ones each by itself
+    tensors = {name: t.detach().cpu().clone().contiguous() for name, t in model.state_dict().items()}
     meta = {"groups": groups_of(model), "build": built_from(model), "about": about, "sha256": digest(tensors)}
-    write_file(path, pack(tensors, {"gcnn": json.dumps(meta)}))
+    try:
+        told = json.dumps(meta)
+    except TypeError as error:
+        names = ", ".join(about)
+        raise TypeError(f"save: {names}: expected numbers, words, lists and dicts, as JSON has them; {error}") from None
+    write_file(path, pack(tensors, {"gcnn": told}))
 
 
 def digest(tensors: dict[str, Tensor]) -> str:
@@ -135,6 +141,8 @@ def load_into(model: nn.Module, path: str | Path, skip: Sequence[str] = ()) -> n
     Modules whose names are in `skip` keep the model's own numbers, whatever the file has: `skip=("fc",)` for a head with another
     number of classes.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"load_into: expected a network, an nn.Module, got {type(model).__name__}")
     if any(p.is_meta for p in model.parameters()):
         raise ValueError(
             "load_into: the network is on the meta device, which holds no numbers; use model.to_empty(device=...) first"

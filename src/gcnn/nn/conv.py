@@ -65,7 +65,6 @@ class _Filters(GModule):
             self.kernel_size = checked_axes(group, "kernel_size", kernel_size, least=1)
             self.stabilizer = group.check_subgroup(stabilizer)
             taps = index_table(group, self.kernel_size, self.stabilizer)[1].shape[1]
-        self.fibre = group.order // len(self.stabilizer)  # elements that a filter has numbers for
         self.cosets = group.order if self.depthwise else self.fibre  # those of the input
         self.on_plane = stabilizer is not None and self.fibre == 1 and not self.depthwise  # images, (N, K, *X): no axis S
         seen = 1 if self.depthwise else in_channels // groups
@@ -74,6 +73,11 @@ class _Filters(GModule):
         self.register_parameter("bias", nn.Parameter(torch.empty(out_channels, device=device, dtype=dtype)) if bias else None)
         self.reset_parameters()
         self._place_tables()
+
+    @property
+    def fibre(self) -> int:
+        """Elements (or cosets) for which a filter has numbers."""
+        return self.group.order // len(self.stabilizer)
 
     def reset_parameters(self) -> None:
         """Draws weight and bias as torch.nn's convolutions do."""
@@ -124,7 +128,10 @@ class _Filters(GModule):
         return self.tables if fits else (table, inverse, None, None)  # filters were taken away, or added
 
     def filters(self) -> Tensor:
-        """The filters under every element, F+ of section 7.1: (K_out, S, K_in / groups, S_in, *n), zero outside the support."""
+        """The filters under every element, F+ of section 7.1: (K_out, S, K_in / groups, S_in, *n), zero outside the support.
+
+        S_in is 1 for filters on the plane; GConvTranspose has K_in and K_out exchanged.
+        """
         bank = self._bank().detach().unflatten(1, (self.fibre, -1)).unflatten(0, (self.groups, self.group.order, -1))
         return bank.movedim(1, 2).flatten(0, 1).transpose(2, 3)
 
@@ -293,10 +300,22 @@ class GConv(_Filters):
                 self.stabilizer,
                 self._tables(weight),
                 self.algorithm,
+                self.depthwise,
             )
         except (RuntimeError, ValueError):
-            self._check_window(x, self.kernel_size, self.stride, self.padding, self.dilation)  # the likeliest reason
+            self._check_window(x, self.kernel_size, self.stride, self.padding, self.dilation)  # the likeliest reasons
+            self._check_continued(x)
             raise
+
+    def _check_continued(self, x: Tensor) -> None:
+        """Raises a ValueError unless the map is large enough to be continued by its own numbers."""
+        size = tuple(x.shape[-self.group.dim :])
+        least = [p + (self.padding_mode == "reflect") for p in self.padding]
+        if self.padding_mode in ("reflect", "circular") and any(n < m for n, m in zip(size, least, strict=True)):
+            raise ValueError(
+                f"{self._label()}: padding (={self.padding}) with padding_mode {self.padding_mode!r} takes maps of at least "
+                f"{tuple(least)} cells, got {size}; give larger images, or pad less"
+            ) from None
 
 
 class LiftConv(GConv):
@@ -349,7 +368,7 @@ class GDepthwiseConv(GConv):
 
     A GConv whose filters see one channel, and of the group the identity alone: S times fewer numbers and operations than
     GConv(groups=K_in). Nothing passes from element to element, so a 1x1 GConv follows: the two make a separable G-convolution.
-    The arguments are those of nn.Conv1d, 2d and 3d but for groups, which is in_channels; out_channels is a multiple of it.
+    The arguments are those of nn.Conv1d, 2d and 3d; groups may be left out, and out_channels is a multiple of in_channels.
 
     >>> from gcnn import p4m
     >>> separable = nn.Sequential(GDepthwiseConv(p4m, 16, 16, 7, padding=3), GConv(p4m, 16, 32, 1))
@@ -371,12 +390,18 @@ class GDepthwiseConv(GConv):
         stride: Size = 1,
         padding: Size | str = 0,
         dilation: Size = 1,
+        groups: int | None = None,
         bias: bool = True,
         padding_mode: Literal["zeros", "reflect", "replicate", "circular"] = "zeros",
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         check_group("GDepthwiseConv", group)
+        if groups not in (None, in_channels):
+            raise ValueError(
+                f"GDepthwiseConv({group}, {in_channels} -> {out_channels}): groups (={groups!r}) must be in_channels "
+                f"(={in_channels}), or left out; GConv takes other groups"
+            )
         super().__init__(
             group,
             in_channels,
@@ -450,6 +475,8 @@ class GLinear(_Filters):
     >>> GLinear(p4m, 16, 10)(torch.rand(2, 16, 8)).shape
     torch.Size([2, 10, 8])
     """
+
+    _shown: tuple[str, ...] = ("algorithm",)
 
     def __init__(
         self,

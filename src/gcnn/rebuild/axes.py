@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx, nn
 
-from gcnn.pointwise import POINTWISE_METHODS
 from gcnn.rebuild.graph import from_pool
 from gcnn.rebuild.values import Value, arguments
+from gcnn.tracing import POINTWISE_METHODS
 
 if TYPE_CHECKING:
     from gcnn.rebuild.converter import Converter

@@ -16,7 +16,6 @@ from torch import fx, nn
 from gcnn.checks import check_axes
 from gcnn.nn import GAdaptiveAvgPool, GMaxPool, GSubsample, GUpsample
 from gcnn.nn.each import ChannelDropout, ChannelNorm, EachElement, ReduceSpace, UpsampleTo, VarianceInside
-from gcnn.pointwise import POINTWISE_FUNCTIONS, POINTWISE_METHODS, POINTWISE_MODULES
 from gcnn.rebuild import axes, layers
 from gcnn.rebuild.graph import copy_matters
 from gcnn.rebuild.values import (
@@ -30,6 +29,7 @@ from gcnn.rebuild.values import (
     spatial,
     whole,
 )
+from gcnn.tracing import POINTWISE_FUNCTIONS, POINTWISE_METHODS, POINTWISE_MODULES
 
 if TYPE_CHECKING:
     from gcnn.rebuild.converter import Converter
@@ -556,8 +556,4 @@ OPERATIONS: dict[Any, Callable[..., Value]] = {
     F.group_norm: _group_norm,
     F.instance_norm: _group_norm,
     F.pad: _pad,
-}
-
-POINTWISE = {  # beside those of gcnn.planes
-    *(torch.rsqrt, torch.reciprocal, torch.clamp_min, torch.clamp_max, "rsqrt", "reciprocal", "clamp_min", "clamp_max"),
 }

@@ -16,7 +16,6 @@ from torch import Tensor, fx, nn
 from gcnn.groups import Group
 from gcnn.nn import CosetPool
 from gcnn.nn.each import AtOnePlace
-from gcnn.pointwise import ALIASES, IN_PLACE, POINTWISE_FUNCTIONS, POINTWISE_METHODS, POINTWISE_MODULES
 from gcnn.rebuild import calls, layers, parameters
 from gcnn.rebuild.graph import (
     changes,
@@ -44,6 +43,7 @@ from gcnn.rebuild.values import (
     is_plain_record,
     makes_record,
 )
+from gcnn.tracing import ALIASES, IN_PLACE, POINTWISE_FUNCTIONS, POINTWISE_METHODS, POINTWISE_MODULES, check_names
 
 AS_METHODS: dict[Any, str] = {
     operator.iadd: "add_",
@@ -91,6 +91,12 @@ class Converter:
         self.final = {name for name in called if not stay[name]}
         self.in_place = any(changes(model, node) for node in graph.nodes)
         self.multiple, self.unit = 1, 0
+        kinds = (*CONVS, *TRANSPOSED, nn.Linear)
+        layers_ = [m for name, m in model.named_modules() if isinstance(m, kinds) and name not in self.heads]
+        widths = {getattr(m, "out_channels", getattr(m, "out_features", 0)) for m in layers_} - {1}
+        largest = sorted(widths, reverse=True)
+        # what all widths are multiples of, and, finer, what all but the smallest are, which may have no part in sums
+        self.units = sorted({math.gcd(*largest[: n + 1]) for n in range(len(largest))}) or [1]
 
     def is_result(self, node: fx.Node) -> bool:
         """Whether nothing but functions of this value alone stands between it and the results, and nothing is learned there."""
@@ -117,11 +123,7 @@ class Converter:
             except UnequalError as error:
                 if self.unit:
                     raise ValueError(f"convert: {error}") from None
-                # every width by the same fraction: so sums of widths stay sums
-                kinds = (*CONVS, *TRANSPOSED, nn.Linear)
-                layers_ = [(name, m) for name, m in self.model.named_modules() if isinstance(m, kinds) and name not in self.heads]
-                widths = [getattr(m, "out_channels", getattr(m, "out_features", 0)) for _, m in layers_]
-                self.unit = math.gcd(*(w for w in widths if w > 1))
+                self.unit = self.units[0]  # every width by the same fraction: so sums of widths stay sums
             except UnevenError as error:
                 needed = math.lcm(self.multiple, error.parts)
                 self.multiple = needed if needed > self.multiple else self.multiple * error.parts  # parts of parts
@@ -129,6 +131,7 @@ class Converter:
                     raise ValueError(f"convert: {error}") from None
 
     def _built(self) -> fx.GraphModule:
+        check_names(self.model, "convert")
         self.graph, self.root = fx.Graph(), nn.Module()
         self.values: dict[fx.Node, Value] = {}
         self.made: dict[str, nn.Module] = {}
@@ -247,7 +250,7 @@ class Converter:
             return waiting
         if target in calls.OPERATIONS and x.kind != "other":
             return calls.OPERATIONS[target](self, node, x)
-        return self.pointwise(node, target in pointwise or target in calls.POINTWISE)
+        return self.pointwise(node, target in pointwise)
 
     def rank(self, x: Value) -> int:
         """How many axes the old network's value had."""

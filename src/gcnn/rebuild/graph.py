@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from gcnn.nn import GAvgPool, GMaxPool
-from gcnn.pointwise import ALIASES, IN_PLACE, POINTWISE_FUNCTIONS, POINTWISE_METHODS, POINTWISE_MODULES
 from gcnn.rebuild.values import (
     ADAPTIVE,
     AVG_POOLS,
@@ -25,6 +24,7 @@ from gcnn.rebuild.values import (
     attribute,
     makes_record,
 )
+from gcnn.tracing import ALIASES, IN_PLACE, POINTWISE_FUNCTIONS, POINTWISE_METHODS, POINTWISE_MODULES, reached
 
 # what images may go through, or meet each other in, on the way to a convolution
 _MEETING = (torch.cat, torch.concat, torch.concatenate, operator.getitem, "expand", "repeat")
@@ -37,42 +37,32 @@ _VIEWS = {
 
 def heads(model: nn.Module, graph: fx.Graph) -> Iterator[str]:
     """The names of the layers with weights that nothing but pointwise functions and the like separates from the result."""
-    seen: set[fx.Node] = set()
-    waiting = [n for node in graph.nodes if node.op == "output" for n in node.all_input_nodes]
-    while waiting:
-        node = waiting.pop()
-        if node in seen:
-            continue
-        seen.add(node)
+
+    def following(node: fx.Node) -> Iterable[fx.Node]:
         module = model.get_submodule(str(node.target)) if node.op == "call_module" else None
-        if isinstance(module, (*CONVS, *TRANSPOSED, nn.Linear)):
+        weighs = isinstance(module, (*CONVS, *TRANSPOSED, nn.Linear)) and getattr(module, "groups", 1) == 1
+        return () if weighs else node.all_input_nodes  # grouped ones keep their channels
+
+    results = dict.fromkeys(n for node in graph.nodes if node.op == "output" for n in node.all_input_nodes)
+    for node in reached(results, following):
+        if node.op == "call_module" and isinstance(model.get_submodule(str(node.target)), (*CONVS, *TRANSPOSED, nn.Linear)):
             yield str(node.target)
-        if not isinstance(module, (*CONVS, *TRANSPOSED, nn.Linear)) or getattr(module, "groups", 1) > 1:  # keeps its channels
-            waiting += node.all_input_nodes
 
 
 def meets_maps(model: nn.Module, node: fx.Node) -> bool:
     """Whether what a layer gives meets, on its way to the result, what a convolution gave: then it is no answer by itself."""
-    waiting, after = [node], {node}
-    while waiting:
-        new = [u for u in waiting.pop().users if u not in after and u.op != "output" and not makes_record(u.target)]
-        after.update(new)
-        waiting += new
+    after = set(reached([node], lambda n: [u for u in n.users if u.op != "output" and not makes_record(u.target)]))
     likes = ("to", "type_as")  # these ask their second argument for its kind alone
     met = [u.all_input_nodes[:1] if u.target in likes else u.all_input_nodes for u in after - {node}]
-    waiting = [n for nodes in met for n in nodes if n not in after]
-    seen = set(waiting)
-    while waiting:
-        before = waiting.pop()
+
+    def following(before: fx.Node) -> Iterable[fx.Node]:
         module = model.get_submodule(str(before.target)) if before.op == "call_module" else None
-        if isinstance(module, (*CONVS, *TRANSPOSED)):
-            return True
         of_shape = before.target == "size" or (before.target is getattr and before.args[1] != "values")
-        if not of_shape and not isinstance(module, nn.Linear):
-            new = [n for n in before.all_input_nodes if n not in seen]
-            seen.update(new)
-            waiting += new
-    return False
+        return () if of_shape or isinstance(module, nn.Linear) else before.all_input_nodes
+
+    others = reached([n for nodes in met for n in nodes if n not in after], following)
+    kinds = (*CONVS, *TRANSPOSED)
+    return any(n.op == "call_module" and isinstance(model.get_submodule(str(n.target)), kinds) for n in others)
 
 
 def ends(model: nn.Module, graph: fx.Graph) -> set[fx.Node]:
@@ -89,14 +79,9 @@ def ends(model: nn.Module, graph: fx.Graph) -> set[fx.Node]:
 
 def feeds_layers(model: nn.Module, node: fx.Node) -> bool:
     """Whether a convolution or a linear layer comes after this."""
-    waiting, seen = list(node.users), set(node.users)
-    while waiting:
-        user = waiting.pop()
-        if user.op == "call_module" and isinstance(model.get_submodule(str(user.target)), (*CONVS, *TRANSPOSED, nn.Linear)):
-            return True
-        waiting += [n for n in user.users if n not in seen]
-        seen.update(user.users)
-    return False
+    kinds = (*CONVS, *TRANSPOSED, nn.Linear)
+    after = reached(node.users, lambda n: n.users)
+    return any(n.op == "call_module" and isinstance(model.get_submodule(str(n.target)), kinds) for n in after)
 
 
 def changes(model: nn.Module, node: fx.Node) -> bool:
@@ -127,13 +112,11 @@ def _may_be_same(model: nn.Module, node: fx.Node) -> bool:
 
 def _same_as(model: nn.Module, node: fx.Node, but: fx.Node | None = None) -> set[fx.Node]:
     """The nodes whose memory may be that of a node."""
-    found, waiting = {node}, [node]
-    while waiting:
-        before = waiting.pop()
-        new = [u for u in before.users if u is not but and u not in found and u.args[:1] == (before,) and _may_be_same(model, u)]
-        found.update(new)
-        waiting += new
-    return found
+
+    def following(before: fx.Node) -> Iterable[fx.Node]:
+        return (u for u in before.users if u is not but and u.args[:1] == (before,) and _may_be_same(model, u))
+
+    return set(reached([node], following))
 
 
 def from_pool(model: nn.Module, node: Any) -> bool:
@@ -164,24 +147,24 @@ def images(model: nn.Module, graph: fx.Graph) -> dict[fx.Node, int]:
     given = [node for node in graph.nodes if node.op == "placeholder"]
     found: dict[fx.Node, int] = {}
     for start in given:
-        waiting, seen = [start], {start}
-        while waiting:
-            node = waiting.pop()
+
+        def following(node: fx.Node, start: fx.Node = start) -> Iterable[fx.Node]:
+            if node.op == "call_module" and isinstance(model.get_submodule(str(node.target)), CONVS):
+                return ()
+            meets = node.target in _MEETING or (node.op != "call_module" and _pointwise(node) and _of_inputs_alone(node))
+            return node.users if node is start or meets or _passes(model, node) else ()
+
+        for node in reached([start], following):
             module = model.get_submodule(str(node.target)) if node.op == "call_module" else None
             if isinstance(module, CONVS):
                 direct = node.args[:1] == (start,) or _channels_stay(model, node.args[0], start)
                 found[start] = max(found.get(start, 0), module.in_channels if direct else 0)
-                continue
-            meets = node.target in _MEETING or (node.op != "call_module" and _pointwise(node) and _of_inputs_alone(node))
-            if node is start or meets or _passes(model, node, numbers=True):
-                waiting += [user for user in node.users if user not in seen]
-                seen.update(node.users)
     return found or dict.fromkeys(given[:1], 0)
 
 
-def _passes(model: nn.Module, node: fx.Node, numbers: bool = False) -> bool:
-    """Whether this is a function of one image that gives an image with the same channels; `numbers` may spread a single one."""
-    if len([n for n in node.all_input_nodes if not (numbers and n.op == "get_attr")]) != 1:
+def _passes(model: nn.Module, node: fx.Node) -> bool:
+    """Whether this is a function of one image that gives an image with the same channels; a parameter may spread a single one."""
+    if len([n for n in node.all_input_nodes if n.op != "get_attr"]) != 1:
         return False
     if node.op == "call_module":
         kinds = (*POINTWISE_MODULES, *NORMS, *INSTANCE_NORMS, nn.GroupNorm, *MAX_POOLS, *AVG_POOLS, *ADAPTIVE, nn.Upsample)
@@ -191,14 +174,7 @@ def _passes(model: nn.Module, node: fx.Node, numbers: bool = False) -> bool:
 
 def _of_inputs_alone(node: fx.Node) -> bool:
     """Whether no layer comes before this."""
-    waiting, seen = [node], {node}
-    while waiting:
-        before = [n for n in waiting.pop().all_input_nodes if n not in seen]
-        if any(n.op == "call_module" for n in before):
-            return False
-        waiting += before
-        seen.update(before)
-    return True
+    return not any(n.op == "call_module" for n in reached(node.all_input_nodes, lambda n: n.all_input_nodes))
 
 
 def _pointwise(node: fx.Node) -> bool:
@@ -206,7 +182,7 @@ def _pointwise(node: fx.Node) -> bool:
 
 
 def _channels_stay(model: nn.Module, node: Any, start: fx.Node) -> bool:
-    while isinstance(node, fx.Node) and node is not start and _passes(model, node, numbers=True):
+    while isinstance(node, fx.Node) and node is not start and _passes(model, node):
         if any(n.op == "get_attr" and _spreads(model, n) for n in node.all_input_nodes):
             return False
         node = next(n for n in node.all_input_nodes if n.op != "get_attr")

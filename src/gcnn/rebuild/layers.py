@@ -26,7 +26,6 @@ from gcnn.nn import (
     LiftConv,
 )
 from gcnn.nn.each import ChannelDropout, ChannelNorm, EachElement, PadBoth, ReduceSpace
-from gcnn.pointwise import POINTWISE_MODULES
 from gcnn.rebuild import axes
 from gcnn.rebuild.values import (
     ADAPTIVE,
@@ -45,6 +44,7 @@ from gcnn.rebuild.values import (
     divisor,
     whole,
 )
+from gcnn.tracing import POINTWISE_MODULES
 
 if TYPE_CHECKING:
     from gcnn.rebuild.converter import Converter

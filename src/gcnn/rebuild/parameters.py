@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from gcnn.pointwise import POINTWISE_FUNCTIONS, POINTWISE_METHODS, POINTWISE_MODULES
 from gcnn.rebuild.graph import changes
 from gcnn.rebuild.values import RESHAPES, Value, attribute, is_constant
+from gcnn.tracing import POINTWISE_FUNCTIONS, POINTWISE_METHODS, POINTWISE_MODULES
 
 if TYPE_CHECKING:
     from gcnn.rebuild.converter import Converter

@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,8 @@ import torch.utils.checkpoint
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
-from gcnn.pointwise import InPlaceProxy
 from gcnn.rebuild.values import BY_SAMPLE, NORMS_THAT_ACT, attribute, is_constant, of_torch
+from gcnn.tracing import InPlaceProxy, Tracer, reached
 
 
 def images_of(example: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -34,15 +33,6 @@ def inputs_for(model: nn.Module, example: Tensor | tuple[Tensor, ...], dtype: to
     return [t.to(like.device, (dtype or like.dtype) if t.is_floating_point() else None) for t in images_of(example)]
 
 
-def leaves(result: Any) -> list[Any]:
-    """What a network returns, one by one; dataclasses are opened, too."""
-    found = []
-    for leaf in tree_leaves(result):
-        opened = is_dataclass(leaf) and not isinstance(leaf, type)
-        found += [each for f in fields(leaf) for each in leaves(getattr(leaf, f.name))] if opened else [leaf]
-    return found
-
-
 class RefusedError(ValueError):
     """What neither tracing nor a replacement of modules may take."""
 
@@ -54,7 +44,6 @@ def traced(model: nn.Module, example: Tensor | tuple[Tensor, ...] | None, looked
     if arguments and arguments[0].kind is inspect.Parameter.VAR_POSITIONAL:
         several = arguments[0].name
         raise TypeError(f"its forward takes *{several}, any number of inputs; name those that it gets, forward(self, x, y)")
-    usual = {p.name: p.default for p in arguments[1:] if p.default is not inspect.Parameter.empty}
     graphs = []
     before = _random_states()
     try:
@@ -62,7 +51,7 @@ def traced(model: nn.Module, example: Tensor | tuple[Tensor, ...] | None, looked
             model.train(training)
             with no_own_gradients(model), _no_autocast(model):
                 tracer = _Tracer(example, looked)
-                graph = _without_defaults(tracer.trace(model, concrete_args=usual or None), usual)
+                graph = tracer.trace(model)
                 for node in reversed(list(graph.nodes)):
                     if node in tracer.asked and not node.users:
                         graph.erase_node(node)
@@ -100,19 +89,6 @@ def _told(graph: fx.Graph) -> list[tuple[str, str, str]]:
         arguments: Any = fx.map_arg((node.args, kwargs), lambda n: number[n])
         found.append((node.op, "a constant" if is_constant(node) else str(node.target), repr(arguments)))
     return found
-
-
-def _without_defaults(graph: fx.Graph, usual: dict[str, Any]) -> fx.Graph:
-    """The graph without arguments that have defaults, and what tracing writes to refuse others."""
-    for node in list(graph.nodes):
-        name, _, number = str(node.target).rpartition("_")
-        if node.op == "placeholder" and name in usual and number.isdigit():
-            for user in list(node.users):
-                for last in list(user.users):
-                    graph.erase_node(last)
-                graph.erase_node(user)
-            graph.erase_node(node)
-    return graph
 
 
 def _random_states() -> tuple[Any, ...]:
@@ -162,11 +138,7 @@ def _made_of_sizes(node: fx.Node) -> set[fx.Node] | None:
 def _computed(node: fx.Node, model: nn.Module, example: Tensor | tuple[Tensor, ...]) -> Any:
     """What a node of a graph that is being traced is for the example."""
     given = iter(inputs_for(model, example))
-    needed, waiting = {node}, [node]
-    while waiting:
-        new = [n for n in waiting.pop().all_input_nodes if n not in needed]
-        needed.update(new)
-        waiting += new
+    needed = set(reached([node], lambda n: n.all_input_nodes))
     run = fx.Interpreter(fx.GraphModule(model, fx.Graph()))
     run.module = model
     with torch.no_grad(), torch.random.fork_rng(devices=[]), _untraced():
@@ -198,7 +170,7 @@ def _parts_of(node: fx.Node) -> int | None:
     return len(asked) if node.target in (torch.split, "split") and isinstance(asked, list | tuple) else None
 
 
-class _Tracer(fx.Tracer):
+class _Tracer(Tracer):
     def __init__(self, example: Tensor | tuple[Tensor, ...] | None, looked: list[bool]) -> None:
         super().__init__()
         self.looked = looked
@@ -351,7 +323,7 @@ def _line(frame: Any) -> str:
         str(Path(torch.__file__).parent),
         str(package / "rebuild"),
         str(package / "convert.py"),
-        str(package / "pointwise.py"),
+        str(package / "tracing.py"),
         "<",
     )
     return "" if file.startswith(ours) else f"{Path(file).name}:{frame.f_lineno}"

@@ -1,14 +1,24 @@
-"""What works number by number, and so on maps as on images: modules, functions and methods that need no version of ours."""
+"""What `planar` and `convert` share, which trace networks by torch.fx and rebuild them.
+
+The modules, functions and methods that work number by number, and so on maps as on images, and need no version of ours; how a
+graph is walked; what becomes of arguments and results.
+"""
 
 from __future__ import annotations
 
+import inspect
 import operator
 import threading
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
+from torch.utils._pytree import tree_leaves
+
+T = TypeVar("T")
 
 # number by number and with 0 at 0: what is garbage outside a hexagonal domain may stay so until something looks at it
 KEEP_ZERO_MODULES = (
@@ -48,15 +58,47 @@ POINTWISE_FUNCTIONS = {f for f in KEEP_ZERO | KEEP_ZERO_OF_TWO if not isinstance
         operator.pow,
     ),
     operator.itruediv,
+    *(torch.rsqrt, torch.reciprocal, torch.clamp_min, torch.clamp_max),
 }
 POINTWISE_METHODS = {f for f in KEEP_ZERO | KEEP_ZERO_OF_TWO if isinstance(f, str)} | {
     *("sigmoid", "sigmoid_", "div", "div_", "pow", "exp", "exp_", "log", "cos", "clamp", "clamp_", "clip", "clip_", "type_as"),
-    *("clamp_min_", "clamp_max_"),
+    *("clamp_min_", "clamp_max_", "rsqrt", "reciprocal", "clamp_min", "clamp_max"),
 }
 
 
 TRACING = threading.RLock()
 """For who traces: torch.fx, and what we refuse while it works, change torch for all threads until they are done."""
+
+
+def reached(starts: Iterable[T], following: Callable[[T], Iterable[T]]) -> Iterator[T]:
+    """The nodes `starts` of a graph and all that `following` leads to from them, each once."""
+    waiting = list(starts)
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        yield node
+        new = [n for n in following(node) if n not in seen]
+        seen.update(new)
+        waiting += new
+
+
+def leaves(result: Any) -> list[Any]:
+    """What a network returns, one by one; dataclasses are opened, too."""
+    found = []
+    for leaf in tree_leaves(result):
+        opened = is_dataclass(leaf) and not isinstance(leaf, type)
+        found += [each for f in fields(leaf) for each in leaves(getattr(leaf, f.name))] if opened else [leaf]
+    return found
+
+
+def check_names(model: nn.Module, caller: str) -> None:
+    """Raises a ValueError where a part of the network has a name that torch.fx's modules keep for themselves."""
+    for name in (*model._modules, *model._parameters, *model._buffers):
+        if name in ("meta", "_graph") or hasattr(fx.GraphModule, name):
+            raise ValueError(
+                f"{caller}: {type(model).__name__}.{name} has a name that the modules of torch.fx keep for themselves; give "
+                "nn.Sequential(net), or another name"
+            )
 
 
 class InPlaceProxy(fx.Proxy):
@@ -79,3 +121,20 @@ class InPlaceProxy(fx.Proxy):
 
     def __itruediv__(self, other: Any) -> Any:
         return self._in_place(operator.itruediv, other)
+
+
+class Tracer(fx.Tracer):
+    """Traces a forward whose arguments have their defaults, but for the first `given`."""
+
+    given = 1
+
+    def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> tuple[Any, list[Any]]:
+        """The arguments that tracing begins with; torch.fx's own way returns a list where a default is a tuple."""
+        root_fn, args = super().create_args_for_root(root_fn, is_module, concrete_args)
+        arguments = list(inspect.signature(self.root.forward).parameters.values())[self.given :]
+        usual = {p.name: p.default for p in arguments if p.default is not inspect.Parameter.empty}
+        for i, arg in enumerate(args):
+            if isinstance(arg, fx.Proxy) and arg.node.target in usual:
+                self.graph.erase_node(arg.node)
+                args[i] = usual[arg.node.target]
+        return root_fn, args
