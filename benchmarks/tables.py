@@ -259,7 +259,8 @@ def hexagons() -> str:
     rows.append(
         f"Test error in percent, last of {r['config']['epochs']} epochs, no augmentation, recipes `hexagons/*` with the settings "
         f"of the square networks; bfloat16, {r['device']}. The last column is the largest relative change of the logits when "
-        "the hexagonal image is turned: strides and the head are not invariant. HexaConv's p6m ResNet26, with as many "
+        "the hexagonal image is turned: the strides are exact at this size, the head is not invariant. HexaConv's p6m ResNet26, "
+        "with as many "
         "parameters, had 8.64. Records: "
         "`benchmarks/records/2026-11-15_hexagons`."
     )

@@ -436,7 +436,7 @@ def test_runs_on_whitened_images_take_no_plain_ones(small: Dataset) -> None:
         ({"epochs": "3"}, "epochs must be of type int, got '3'"),
         ({"amp": "false"}, "amp must be of type bool, got 'false'"),
         ({"epochs": 2.5}, "epochs must be of type int, got 2.5"),
-        ({"keep": "best"}, "keep best takes images to choose by: hold some out with --validation"),
+        ({"keep": "best"}, "keep = best needs images to choose by: hold some out with --validation"),
         ({"reestimate": "maybe"}, "reestimate must be one of eval, train, no, got 'maybe'"),
         ({"dropout": 1.0}, "dropout must be below 1, got 1.0"),
         ({"sharpness": -1.0}, "sharpness must be a distance, at least 0, got -1.0"),
@@ -663,6 +663,7 @@ def test_problems_are_one_line_and_a_status(shell: Any, tmp_path: Path) -> None:
         (("train", "--out", str(tmp_path / "a.png")), "a.png is a file; a run is written to a folder"),
         (("report", str(tmp_path), "--out", str(tmp_path / "a.png")), "is no report of gcnn"),
         (("export", str(tmp_path), "--onnx", str(tmp_path)), "is a folder; give the name of a file"),
+        (("export", str(tmp_path), "--onnx", str(tmp_path / "a.png"), "--force"), "a.png: expected a name that ends in .onnx"),
         (
             ("train", "--model", "digit-resnet", "--channels", "3"),
             "digit-resnet takes no channels; what it takes of those is widths",
@@ -1089,7 +1090,7 @@ def test_images_that_a_network_cannot_take(small: Dataset, tmp_path: Path) -> No
     ("settings", "words"),
     [
         ({"widths": ("a",)}, "widths must be positive whole numbers"),
-        ({"lr": math.inf}, "lr must be a number"),
+        ({"lr": math.inf}, "lr must be a finite number"),
         ({"rotate": -5.0}, "rotate must be at least 0"),
         ({"weight_decay": -5.0}, "weight_decay must be at least 0"),
         ({"channels": -1}, "channels must be at least 0"),

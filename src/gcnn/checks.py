@@ -21,7 +21,7 @@ PLANE_NAMES = dict(
         strict=True,
     )
 )
-"""Names of point groups, by which people also mean the groups of the plane with these turns and mirrors."""
+"""Names of point groups that people also use for the plane groups with the same turns and mirrors."""
 
 
 def check_axes(group: Group, what: str, values: Sequence[int]) -> None:

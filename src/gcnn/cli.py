@@ -137,7 +137,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _say_no_more() -> None:
-    """Sends what is still to be printed nowhere: else Python would fail when it ends."""
+    """Redirects stdout to nowhere: else Python would fail at its end, flushing a closed pipe."""
     with suppress(OSError, ValueError):  # an output that is no file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -322,7 +322,7 @@ def _predict(chosen: argparse.Namespace) -> int:
 
 
 def _files(name: str) -> list[str]:
-    """The pictures in a folder, or in its folders if it holds nothing else; what is no such folder as it is."""
+    """The pictures in a folder, or in its subfolders if it holds only those; any other name as it is."""
     if not Path(name).is_dir():
         return [name]
     found, inside = pictures_in(Path(name)), shown(Path(name))
@@ -418,9 +418,9 @@ def _download(chosen: argparse.Namespace) -> None:
 def _export(told: argparse.Namespace) -> None:
     from gcnn.export import to_onnx
 
+    _check_new(told.onnx, "net.onnx", told.force)
     if Path(told.onnx).suffix != ".onnx":  # the run's own files are not to be replaced
         raise ValueError(f"--onnx {told.onnx}: expected a name that ends in .onnx, such as net.onnx")
-    _check_new(told.onnx, "net.onnx", told.force)
     run = load_run(told.folder)
     run.check_takes_bytes()
     example = torch.randint(0, 256, (2, *run.shape)).float()

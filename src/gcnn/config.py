@@ -147,7 +147,7 @@ class Config:
                 raise ValueError(f"{name} must be one of {', '.join(a or 'empty' for a in allowed)}, got {value!r}")
         if self.keep == "best" and not self.validation:
             raise ValueError(
-                "keep best takes images to choose by: hold some out with --validation, a tenth of the training images for example"
+                "keep = best needs images to choose by: hold some out with --validation, a tenth of the training images, say"
             )
         if self.data == "digits" and self.data_root:
             raise ValueError(

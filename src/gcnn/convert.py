@@ -207,7 +207,7 @@ def _check_options(model: nn.Module, group: Group, keep: Keep, pool: str | None,
     if not dims:
         why = "there is nothing to make equivariant"
         if any(isinstance(m, TRANSPOSED) for m in model.modules()):
-            why = "transposed ones take maps that convolutions have made, and no images or vectors"
+            why = "transposed convolutions take maps made by convolutions, not images or vectors"
         raise ValueError(f"convert: {type(model).__name__} has no convolution: {why}")
     if dims != {group.dim}:
         several = " and ".join(f"Conv{d}d" for d in sorted(dims))

@@ -29,7 +29,7 @@ from gcnn.tracing import TRACING, InPlaceProxy, Tracer, leaves, reached
 
 __all__ = ["planar", "to_onnx"]
 
-# methods and functions whose results are as large as numbers say
+# methods and functions whose results have a size that depends on values
 BY_NUMBERS = {
     *("item", "tolist", "nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount"),
     "repeat_interleave",
@@ -510,7 +510,7 @@ class _Tracer(Tracer):
         return python and bool(node.all_input_nodes) and all(self._is_of_sizes(n) for n in node.all_input_nodes)
 
     def _has_size_by_numbers(self, node: fx.Node) -> bool:
-        """Whether a tensor comes from one that is as large as its numbers say, or may be."""
+        """Whether the size of a tensor depends on values, or may."""
         assert self.run is not None
         for each in reached([node], lambda n: n.all_input_nodes):
             called = each.target if isinstance(each.target, str) else getattr(each.target, "__name__", "")

@@ -46,8 +46,8 @@ PARTLY = (
 def read_picture(path: str | Path) -> Bytes:
     """An image file as bytes, (rows, columns) if it is gray, else (rows, columns, 3).
 
-    As viewers show it: turned as its EXIF tag says. What is transparent is laid on black under light strokes, and on white under
-    others; a fourth band that most likely is none is read so too, with a warning. Gray of 16 bits becomes bytes; colours of 16
+    As viewers show it, turned by its EXIF tag. Transparent areas become black where what is visible is light, else white; so does
+    a fourth band that is probably no transparency, with a warning. Gray of 16 bits becomes bytes; colours of 16
     bits, and bands beyond those of a colour, are a ValueError.
 
     >>> import tempfile

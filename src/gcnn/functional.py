@@ -278,7 +278,7 @@ def correlate(
         weight = shares.flatten(2) / len(within)
     pads = _checked(group, x, weight, bias, kernel_size, steps, padding, spread_by, groups)
     x = mask_outside(group, x)
-    # the gradient of a chunk is copied, also where it is the whole
+    # no chunk of one group: its gradient would be a copy
     parts = [(x, weight)] if groups == 1 else zip(x.chunk(groups, 1), weight.chunk(groups, 0), strict=True)
     planes = [fourier_gcorr(group, to_planes(m, group.dim), w, kernel_size, steps, pads, spread_by) for m, w in parts]
     y = from_planes(planes[0], group.order) if groups == 1 else torch.cat([from_planes(p, group.order) for p in planes], 1)

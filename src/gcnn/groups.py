@@ -95,7 +95,7 @@ class Group:
     matrices: tuple[Matrix, ...]
     metric: Matrix = ()
     oblique: tuple[tuple[int, tuple[int, ...]], ...] = field(init=False, compare=False)
-    """The rows (i, m) of the matrices with several entries, each once up to its sign: empty unless the lattice is hexagonal.
+    """(i, m): each row m of the matrices, the i-th, that has several nonzero entries, once up to sign; on hexagonal lattices.
 
     A cell u of a centred box belongs to the domain of the group if |m . u| stays within half the side i for all of them.
     """
@@ -140,7 +140,7 @@ class Group:
     def __str__(self) -> str:
         return self.name
 
-    def __hash__(self) -> int:  # what is cached for a group is looked up in every call of a layer, and a text knows its hash
+    def __hash__(self) -> int:  # caches look a group up in every call of a layer, and a str keeps its hash
         return hash(self.code)
 
     def __reduce__(self) -> tuple[Any, ...]:  # derived tables are rebuilt, not pickled

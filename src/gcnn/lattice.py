@@ -99,7 +99,8 @@ _captured: dict[tuple[Group, tuple[int, ...], torch.device], Domain] = {}  # tho
 def kept_domain(group: Group, size: Sequence[int], like: Tensor) -> Domain | None:
     """The domain in a box of this size, made once for each device; None for what traces functions.
 
-    Making it takes a dozen small kernels, more time than to use it. It is never made inside a CUDA graph, with which it would go.
+    Making it takes a dozen small kernels, longer than using it. None is made while a CUDA graph is captured, with which
+    it would be freed.
     """
     if traced() or like.is_meta or not plain(like):
         return None

@@ -2,7 +2,7 @@
 
 On the way between our layers both directions are views: planes that lie with their channels last have the memory order
 (N, *X, S, K), in which filters, norms and sums over the group all work on runs of K numbers. A map that a user made in the
-order (N, K, S, *X) is copied once. Also here: who is looking (a compiler, autocast), on which a layer's way of working depends.
+order (N, K, S, *X) is copied once. Also here: who is looking (a compiler, tracing, autocast), on which the code path depends.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from gcnn.groups import Group
 
-NARROW = 64  # planes, up to which exact convolutions on a GPU are faster with channels last
+NARROW = 64  # up to so many planes exact convolutions on a GPU are faster with channels last
 
 
 def to_planes(x: Tensor, dim: int, groups: int = 1) -> Tensor:
@@ -42,7 +42,7 @@ def spread(numbers: Tensor | None, elements: int, groups: int = 1) -> Tensor | N
     if groups == 1:
         if traced():
             return numbers.repeat(elements)  # inductor 2.4 refuses a bias that is a view
-        # repeat would take four times as long; of one number flatten makes a view, which kernels that read memory run out of
+        # repeat takes four times as long; without contiguous() one number would be a view, past which our kernels would read
         return numbers.expand(elements, -1).flatten().contiguous()
     return numbers.view(groups, 1, -1).expand(-1, elements, -1).flatten()
 
@@ -53,7 +53,7 @@ def as_tensor(array: Any, device: torch.device) -> Tensor:
 
 
 def transformed() -> bool:
-    """Whether torch.jit, torch.func or forward-mode differentiation is at work, which functions with only a backward stop."""
+    """Whether torch.jit, torch.func or forward-mode differentiation is at work: a backward is not enough for those."""
     if torch.compiler.is_compiling():
         return False
     at_work: bool = torch._C._are_functorch_transforms_active() or torch._C._get_tracing_state() is not None
@@ -61,7 +61,7 @@ def transformed() -> bool:
 
 
 def traced() -> bool:
-    """The same, or a compiler."""
+    """Whether `transformed()`, or a compiler is at work."""
     return torch.compiler.is_compiling() or transformed()
 
 

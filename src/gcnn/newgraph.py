@@ -57,9 +57,9 @@ class NewGraph:
         return fx.map_arg(arguments, lambda n: self._settled(n).node)
 
     def _settled(self, node: fx.Node) -> Any:
-        """A value as the old network has it; cleared for good, since what asks for it may change it in place.
+        """The value as the old network has it, cleared first.
 
-        So nothing is known any more of what the old network has outside a domain.
+        Whoever asked may change it in place, so nothing is assumed about cells outside the domain afterwards.
         """
         clean = self._clean(self.values[node])
         self.values[node] = clean._replace(lattice=None, clean=False)
@@ -95,7 +95,7 @@ class NewGraph:
         return self._proxy(self.graph.get_attr(name))
 
     def _fine(self, x: Any) -> Any:
-        """An image in which places can be told: half precision has too few digits."""
+        """`x` in float32 where the network is in half precision, which has too few digits for sums and for places."""
         return x.float() if self.like.dtype in (torch.float16, torch.bfloat16) else x
 
     def _larger(self, a: Any, b: Any) -> Any:

@@ -440,7 +440,7 @@ class Planar(NewGraph):
         centred = torch.where(mask, y - y.sum(over, True) / count, 0.0)
         var = (centred * centred).sum(over, module.keepdim) / (count - module.correction).clamp(min=0)
         rank = None if v.rank is None else v.rank if module.keepdim else v.rank - len(over)
-        if module.root:  # as there
+        if module.root:  # as in VarianceInside: the root has no gradient at zero
             var = torch.where(var > 0, torch.where(var > 0, var, 1.0).sqrt(), var)
         return Value(var.type_as(x), rank=rank)
 

@@ -187,8 +187,9 @@ class Probe:
     def measure(self, x: Tensor, elements: Iterable[int]) -> None:
         """The errors of all calls, each on exact inputs.
 
-        At first what a layer gets goes on as it is where explain cannot follow its layout, and only outputs of layers that fail
-        are replaced. If the result is then exact, no more than those fail. Else code fails, and all is replaced by a best guess.
+        First, inputs whose layout cannot be followed stay as they are, and only outputs of failing layers are replaced. If the
+        result is then exact, only those fail. Otherwise code between layers fails, and in a second pass every input is replaced
+        by the best guess.
         """
         for guess in (False, True):
             self.after = 0.0
@@ -263,10 +264,10 @@ class Probe:
     def closest(
         self, h: int, reference: Tensor, moved: Tensor, before: _Turned, shape: tuple[int, ...] | None = None
     ) -> tuple[float, _Turned | None]:
-        """How far `moved` is from L_h of `reference`, and that, for the best guess of how it transforms.
+        """The distance of `moved` from L_h of `reference`, and that L_h, by the best guess of how the value transforms.
 
-        `before` is the exact L_h of what went before, which this may be a reshape of, and which it is like where nothing fits.
-        A guess of a `shape`, if there is one.
+        `before` is the exact L_h of the value before, which this may reshape; its kind decides where numbers do not. Guesses of
+        `shape` come first.
         """
         size = float(reference.abs().max()) if reference.numel() else 0.0
         found = [_Turned("map", y) for y in self.maps(h, reference)]

@@ -51,7 +51,7 @@ def precision(tf32: bool) -> Iterator[None]:
 
 @contextmanager
 def names_the_root() -> Iterator[None]:
-    """Says of data that is no longer where a run found it how to name its new place."""
+    """Adds to a FileNotFoundError how to name the new place of the data."""
     try:
         yield
     except FileNotFoundError as error:
@@ -110,7 +110,7 @@ def on_lattice(model: nn.Module, x: Tensor) -> tuple[nn.Module, Tensor]:
 def note_on_exactness(model: nn.Module, shape: Sequence[int], config: Config) -> str:
     """A sentence for a network whose strides or head are not exact on images of `shape`; none for others.
 
-    It goes by shapes alone: a fresh network changes its answers by little, by how much it will after training nobody knows.
+    Judged by shapes alone: the answers of a fresh network change little, and how much they will after training nobody knows.
     """
     group, known = group_of(model), options_of(config.model)
     if group.order == 1:

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 T = TypeVar("T")
 
-# number by number and with 0 at 0: what is garbage outside a hexagonal domain may stay so until something looks at it
+# number by number, and 0 at 0: cells outside a hexagonal domain need no clearing until something reads them
 KEEP_ZERO_MODULES = (
     *(nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.Tanh),
     *(nn.Softsign, nn.Softshrink, nn.Hardshrink, nn.Tanhshrink, nn.RReLU, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
@@ -67,7 +67,7 @@ POINTWISE_METHODS = {f for f in KEEP_ZERO | KEEP_ZERO_OF_TWO if isinstance(f, st
 
 
 TRACING = threading.RLock()
-"""For who traces: torch.fx, and what we refuse while it works, change torch for all threads until they are done."""
+"""Held while tracing: torch.fx and our own patches change torch for all threads until the trace is done."""
 
 
 def reached(starts: Iterable[T], following: Callable[[T], Iterable[T]]) -> Iterator[T]:

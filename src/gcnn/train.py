@@ -1,8 +1,8 @@
 """The training program: a config, a loop that reads from top to bottom, checkpoints that survive anything (paper, section 8).
 
 A run is a folder: config.json, metrics.csv, TensorBoard events, and the checkpoint of `gcnn.runs`, which is replaced in one move
-after every epoch. Randomness is seeded by (seed, epoch), so that a run that was
-stopped and resumed ends with the same bits as one that was not (on the CPU). Needs pip install "gcnn[train]".
+after every epoch. Randomness is seeded by (seed, epoch), so that on a CPU a run that was stopped and resumed ends with the same
+bits as one that was not. Needs pip install "gcnn[train]".
 """
 
 from __future__ import annotations

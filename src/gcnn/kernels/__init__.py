@@ -26,7 +26,7 @@ def in_triton(name: str) -> Any:
 
 
 class Setting:
-    """A setting of torch that holds for all threads, changed while at least one is inside: autograd has one for each GPU."""
+    """A process-wide setting of torch, changed while at least one thread is inside: autograd runs one thread per GPU."""
 
     def __init__(self, read: Callable[[], Any], write: Callable[[Any], None], wanted: Callable[[], Any]) -> None:
         self.read, self.write, self.wanted = read, write, wanted
@@ -49,15 +49,15 @@ class Setting:
 
 
 def launched_from_python(device: int) -> bool:
-    """Whether work on this GPU waits for Python: not on a stream of its own, as those have on which CUDA graphs are recorded.
+    """Whether Python launches each kernel on this GPU: on the default stream, that is, not where CUDA graphs are recorded.
 
-    Then small layers take some more of torch's own kernels rather than few of ours, which take Python longer to launch.
+    Small layers then use several of torch's kernels instead of one of ours, which takes Python longer to launch.
     """
     return int(torch._C._cuda_getCurrentRawStream(device)) == 0
 
 
 def few(x: Tensor, numbers: int) -> bool:
-    """Whether a GPU passes over so many numbers in less time than Python needs to launch one of our kernels, and Python does."""
+    """Whether Python launches the kernels, and takes longer for one of ours than the GPU does for so many numbers."""
     return numbers <= 1 << 24 and launched_from_python(x.get_device())
 
 

@@ -1,7 +1,7 @@
 """What torch.compile sees of a G-correlation: the operations gcnn::correlate and gcnn::correlate_backward, whole.
 
-Of the views between maps and planes a compiler makes copies, and lays maps out as if their channels came first. And which
-algorithm is faster depends on the sizes of a call, which it may not know.
+Left to itself, a compiler copies maps where we use views, and lays them out with their channels first. It may also not know the
+sizes of a call, on which the faster algorithm depends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gcnn.layout import from_planes, spread, to_planes
 
 
 def opaque(x: Tensor) -> bool:
-    """Whether a compiler is at work that must not look into a correlation.
+    """Whether to hide a correlation from the compiler at work, as one opaque operation.
 
     Exported networks, and what torch.func transforms, are to have torch's operations alone.
     """

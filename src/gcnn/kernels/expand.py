@@ -16,7 +16,7 @@ from torch import Tensor
 from gcnn.kernels import few, in_triton
 from gcnn.layout import plain, transformed
 
-SMALL = 1 << 18  # numbers of a bank, up to which each has its index
+SMALL = 1 << 18  # banks of at most this many numbers get an index for each number
 
 library = torch.library.Library("gcnn", "DEF")
 library.define(
@@ -83,7 +83,7 @@ def rows_of(table: Tensor, inverse: Tensor, k_out: int, groups: int) -> tuple[Te
 
 
 def index_of(table: Tensor, inverse: Tensor, weight: Tensor, cells: int, groups: int) -> tuple[Tensor, Tensor]:
-    """The tables for every filter: those of `numbers_of` for small ones on a GPU, which wait for Python, else of `rows_of`."""
+    """Flat indices for every filter: by number (`numbers_of`) for small banks on a GPU, else by row (`rows_of`)."""
     if table.is_cuda and table.shape == inverse.shape and table.numel() * weight.shape[:2].numel() <= SMALL:
         return numbers_of(table, inverse, weight, cells, groups)
     return rows_of(table, inverse, len(weight), groups)
@@ -146,7 +146,7 @@ def _collect(
 
 
 def expand(*arguments: Any) -> Tensor:
-    """gcnn::expand without torch's dispatcher, by the fastest road there is; the last argument is of `index_of`."""
+    """gcnn::expand without torch's dispatcher, in the fastest way there is; the last argument is one of `index_of`, or None."""
     gather = _gather(arguments[0], arguments[1].shape[0] * arguments[0].numel(), arguments[-1])
     return _expand(*arguments) if gather is None else cast("Tensor", gather.expand(*arguments[:-1]))
 

@@ -35,11 +35,9 @@ from gcnn.layout import allows_tf32, as_tensor, autocasts, filter_dtype, plain, 
 Algorithm = Literal["auto", "planar", "fourier"]
 Part = Literal["map", "both ways", "filters"]  # of a step: the map, its gradient too, the gradient of the filters
 
-BLOCK = {
-    "cpu": 1 << 21,
-    "cuda": 1 << 28,
-}  # bytes of patches worked on at a time: what a core's cache holds, what keeps a GPU busy
-LARGEST = 48  # order of the groups whose transforms a GPU's registers hold
+# bytes of patches worked on at a time: what a core's cache holds, what keeps a GPU busy
+BLOCK = {"cpu": 1 << 21, "cuda": 1 << 28}
+LARGEST = 48  # the largest order of a group whose transform fits a GPU's registers
 
 
 class Plan(NamedTuple):
@@ -75,7 +73,7 @@ def make_plan(group: Group, kernel_size: tuple[int, ...]) -> Plan:
     return found
 
 
-# of a GPU, in 1e12 multiplications and additions a second, for maps and for the gradient of filters: planar convolutions, ours
+# measured on a GPU, in 1e12 multiply-adds a second, (planar, Fourier): for maps, then for the gradient of filters
 RATES = {
     "float64": ((25.0, 25.0), (25.0, 25.0)),
     "float32": ((44.0, 85.0), (135.0, 50.0)),
@@ -251,7 +249,7 @@ def gradients(
 def _triton() -> Any:
     """The algorithm's kernels for a GPU; None where Triton is not installed, or knows no tuples yet."""
     try:
-        import triton.language  # as in_triton
+        import triton.language  # the submodule, for the reason that in_triton gives
     except ImportError:
         return None
     return in_triton("fourier_cuda") if [int(n) for n in triton.__version__.split(".")[:2]] >= [3, 4] else None
@@ -354,7 +352,7 @@ def _matrices_of(group: Group, like: Tensor) -> Tensor:
 def empty_planes(like: Tensor, size: Sequence[int], s: int, k: int) -> tuple[Tensor, Tensor]:
     """Planes (N, S K, *X) with their channels last in memory, and the same numbers as (points, S, K).
 
-    The first are no view: what a Function returns may be changed in place.
+    The planes are no view: what a Function returns may be changed in place.
     """
     width = s * k
     steps = [math.prod(size[i + 1 :]) * width for i in range(len(size))]
@@ -411,7 +409,7 @@ class _Patches:
             at += rho.dim**2 // rho.kind
 
     def blocks(self) -> Iterator[tuple[int, int, int]]:
-        """(start, stop, cores) of each block of points, as many for each core; what is left over at the end is for one."""
+        """(start, stop, cores) of each block of points, shared equally by the cores; the remainder goes to one."""
         start, cores = 0, self.cores
         while start < self.points:
             count = min(self.block, (self.points - start) // cores)

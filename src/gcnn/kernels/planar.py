@@ -23,8 +23,8 @@ from gcnn.layout import from_planes, plain, spread, to_planes
 Tables = tuple[Tensor, Tensor, Tensor | None, Tensor | None]  # table, inverse, and the same by rows, where there are
 Domains = tuple[Domain, Domain]  # of the map that goes in, of the one that comes out
 
-FEW = 128  # columns of a gradient of filters that see an image, up to which it has a kernel of its own on GPUs
-KEPT = 1 << 18  # numbers of a bank that is kept for the way back whatever the map: to make it again would take longer
+FEW = 128  # up to so many columns (K_in n^d) the gradient of filters that see an image has a kernel of its own on GPUs
+KEPT = 1 << 18  # banks of at most so many numbers are always kept for the way back: making them again would take longer
 
 
 class Plan(NamedTuple):
@@ -92,8 +92,9 @@ class _Correlate(torch.autograd.Function):
 
 
 def _as_map(planes: Tensor, plan: Plan) -> Tensor:
-    """The planes that a correlation returns as a map, the same tensor: of a view autograd would keep account, in both directions,
-    and a Function's could not be changed in place. Where it takes a copy, they stay planes.
+    """Makes the planes a map by giving the tensor other strides; where this would take a copy, they stay planes.
+
+    Autograd would track a view, in both directions, and a view that a Function returns cannot be changed in place.
     """
     if plan.groups > 1 or type(planes) is not Tensor:
         return planes

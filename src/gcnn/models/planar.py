@@ -123,8 +123,10 @@ class DenseLayer(nn.Module):
 
 
 class DenseNet(nn.Module):
-    """A DenseNet for images of about 224 pixels; with a `stem` of 3 and no `bottleneck` one for small tiles, nothing of which
-    is halved before the first block, and all channels of which go on between blocks.
+    """A DenseNet for images of about 224 pixels.
+
+    With `stem=3` and `bottleneck=False` one for small tiles: nothing is halved before the first block, and transitions keep all
+    channels.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What `gcnn.convert` puts in the place of layers that have no tied version: the same on every element's map by itself."""
+"""Layers that `gcnn.convert` uses where there is no version tied over the group: they treat each element's map separately."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gcnn.pooling import fine, on_planes, upsample, upsample_to
 
 
 class EachElement(GModule):
-    """A norm with statistics of one sample, on the map (N, K, *X) of every element by itself: of its domain, where it has one."""
+    """A norm by the statistics of a sample, for each element's map (N, K, *X) separately, within its hexagonal domain if any."""
 
     def __init__(self, group: Group, module: nn.GroupNorm) -> None:
         super().__init__(group)
@@ -66,7 +66,7 @@ class EachElement(GModule):
 
 
 class VarianceInside(GModule):
-    """The variance over the domain of a hexagonal lattice, or its root; `channels` if those are one with space."""
+    """The variance over the domain of a hexagonal lattice, or its root; `channels`: over the channels too."""
 
     _shown = ("channels", "keepdim", "correction", "root")
 
@@ -90,7 +90,7 @@ class VarianceInside(GModule):
 
 
 class ReduceSpace(GModule):
-    """A sum, maximum or the like over all of space, of its domain where that has one; `channels` if those are one with space.
+    """A sum, maximum or the like over all of space, within its hexagonal domain if any; `channels`: over the channels too.
 
     What is left out is filled in here, and never leaves: infinities would not turn with a map.
     """
@@ -156,7 +156,7 @@ class AtOnePlace(GModule):
 
 
 class UpsampleTo(GModule):
-    """Enlarges a map to a size that is known only when it runs; `turns` if it is that of a map or an image, and turns with it."""
+    """Enlarges a map to a size known only when it runs; with `turns` it was read from a map or image, and turns with it."""
 
     _shown = ("mode", "align_corners")
 

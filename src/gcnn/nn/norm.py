@@ -105,10 +105,9 @@ class GBatchNorm(nn.modules.batchnorm._BatchNorm):
         return mask_outside(self.group, y) if hexagonal else y
 
     def _normalise_rows(self, rows: Tensor, by_batch: bool) -> Tensor:
-        """Rows of K numbers in one call of torch, which passes over many of them more slowly than over planes."""
-        running: Any = (self.running_mean, self.running_var)
-        rate: Any = 0.0
-        running, rate = self._running() if by_batch else (running, rate)
+        """Rows of K numbers in one call of torch: fewer launches but slower a number, so for small maps only."""
+        rate: Any
+        running, rate = self._running() if by_batch else ((self.running_mean, self.running_var), 0.0)
         mean, var = running or (None, None)
         return F.batch_norm(rows, mean, var, self.weight, self.bias, by_batch, rate, self.eps)
 

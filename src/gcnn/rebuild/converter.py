@@ -518,6 +518,6 @@ class Converter:
         """The error for what would not keep the symmetry."""
         where = {"image": "an image", "map": "a map on the group", "fibre": "a function on the group", "flat": "a flattened map"}
         where["line"] = "a map whose space was flattened"
-        where["other"] = "what does not come from the first input alone"
+        where["other"] = "something that is not known to be an image or a map (another input, say, or a pooled result)"
         remedy = remedy or "convert the parts around it, or write it with convolutions, norms, pools and pointwise functions"
         return ValueError(f"convert: {what} cannot be made equivariant on {where.get(x.kind, 'this')}; {remedy}")

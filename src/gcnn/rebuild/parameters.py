@@ -1,4 +1,4 @@
-"""Parameters and functions of parameters alone: they wait, as nodes of the old network, to see what they meet."""
+"""Parameters, and functions of parameters alone: they stay nodes of the old network until it is known what they meet."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class RefusedError(ValueError):
 
 
 def traced(model: nn.Module, example: Tensor | tuple[Tensor, ...] | None, looked: list[bool]) -> tuple[fx.Graph, dict[str, bool]]:
-    """The graph of a forward, and which dropouts work in either mode, or in none; `looked` fills where sizes were asked."""
+    """The graph of a forward, and which dropouts work in either mode, or in none; `looked` grows where sizes are asked for."""
     modes = {m: m.training for m in model.modules()}
     arguments = list(inspect.signature(model.forward).parameters.values())
     if arguments and arguments[0].kind is inspect.Parameter.VAR_POSITIONAL:
@@ -81,7 +81,7 @@ def traced(model: nn.Module, example: Tensor | tuple[Tensor, ...] | None, looked
 
 
 def _told(graph: fx.Graph) -> list[tuple[str, str, str]]:
-    """What the nodes of a graph do, whatever the mode of dropouts; tensors made in a forward are numbered on between traces."""
+    """What the nodes of a graph do, whatever the mode of dropouts; torch.fx numbers constants on between traces."""
     number = {node: i for i, node in enumerate(graph.nodes)}
     found = []
     for node in graph.nodes:

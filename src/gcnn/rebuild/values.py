@@ -48,9 +48,10 @@ class Value:
 
     node: Any
     kind: Literal["image", "map", "fibre", "flat", "line", "shape", "size", "parts", "record", "other"] = "other"
-    """(N, K, *X); (N, K, S, *X); (N, K, S); a map that was flattened, still a map; one of which the old network has fewer axes of
-    space, as after flatten(2), still a map; the shape of a map; numbers from it; a list of values; a call of the old network that
-    makes a named tuple of results; else. A parameter is the node of the old network, which waits to see what it meets."""
+    """Image: (N, K, *X). Map: (N, K, S, *X). Fibre: (N, K, S). Flat: flattened in the old network, still a map here. Line: with
+    fewer axes of space in the old network, as after flatten(2), still a map here. Shape: that of a map. Size: numbers from it.
+    Parts: a list of values. Record: a call of the old network that makes a named tuple of results. Other: anything else; a
+    parameter is the node of the old network, until it is known what it meets."""
     old: int = 0
     """Channels it had in the old network."""
     new: int = 0
@@ -88,7 +89,7 @@ class UnevenError(Exception):
 
 
 class UnequalError(Exception):
-    """Maps meet that had as many channels, and have not: widths were rounded one by one."""
+    """Maps meet that had equally many channels and no longer do, since widths were rounded one by one."""
 
 
 def attribute(model: nn.Module, name: str) -> Any:
