@@ -1058,7 +1058,7 @@ def test_settings_that_are_misspelt() -> None:
     misspelt: Any = {"batchsize": 8}
     with pytest.raises(TypeError, match=r"Config: setting must be one of model, .*, got 'batchsize'; did you mean batch_size or"):
         Config(**misspelt)
-    with pytest.raises(ValueError, match=r"hold some out with --validation, a tenth of the training images for example"):
+    with pytest.raises(ValueError, match=r"hold some out with --validation, a tenth of the training images, say"):
         Config(keep="best")
 
 

@@ -231,9 +231,12 @@ def correlate(
     >>> torch.allclose(one, other, atol=1e-4)
     True
     """
+    steps: Any = stride
+    spread_by: Any = dilation
+    pads: Any = padding
     check_algorithm(algorithm)
-    steps, spread_by = as_tuple(group, stride, "stride"), as_tuple(group, dilation, "dilation")
     if tables is None:  # layers have looked already
+        steps, spread_by = as_tuple(group, stride, "stride"), as_tuple(group, dilation, "dilation")
         for name, value in (("stride", steps), ("padding", padding), ("dilation", spread_by), ("kernel_size", kernel_size)):
             if not isinstance(value, str):
                 check_axes(group, f"correlate: {name}", as_tuple(group, value, name))
@@ -246,7 +249,9 @@ def correlate(
                 f"{tuple(x.shape)}; use x.unflatten(1, (-1, {cosets})) for planes, or, if their elements come first, "
                 f"x.unflatten(1, ({cosets}, -1)).transpose(1, 2); stabilizer=range({group.order}) for an image"
             )
-    k_in, seen = x.shape[1], 1 if depthwise else x.shape[1] // groups
+        pads = whole_padding(group, kernel_size, steps, padding, spread_by)
+    k_in = x.shape[1]
+    seen = 1 if depthwise else k_in // groups
     if weight.ndim == 3 and (weight.shape[1] != seen or k_in % groups or (depthwise and len(weight) % k_in)):
         asked_for = "depthwise filters" if depthwise else f"filters for {k_in} channels in groups (={groups})"
         raise ValueError(
@@ -255,18 +260,18 @@ def correlate(
         )
     if depthwise:
         algorithm, stabilizer = "planar", range(group.order)
-    asked, algorithm = algorithm, choose(group, x, weight, algorithm, groups, steps)
+    tracing = traced()
+    asked, algorithm = algorithm, "planar" if tracing else choose(group, x, weight, algorithm, groups, steps)
     channels_last, dtype = fast_form(group, x, weight)
     if autocasts(x.device.type):
         x, bias = x.to(dtype), None if bias is None else bias.to(dtype)
     if algorithm == "planar":
         checked = _check_tables(group, weight, kernel_size, stabilizer, tables)
-        pads = whole_padding(group, kernel_size, steps, padding, spread_by)
         plan = planar.Plan(checked, kernel_size, steps, pads, spread_by, groups, depthwise, channels_last, dtype)
-        if traced() and compiled.opaque(x):
+        if tracing and compiled.opaque(x):
             return mask_outside(group, compiled.correlate(mask_outside(group, x), weight, bias, plan, group, asked))
         domains = None if group.fills_box else _domains(group, x, plan)
-        if traced() or not (group.fills_box or domains):
+        if tracing or not (group.fills_box or domains):
             return mask_outside(group, planar.by_parts(mask_outside(group, x), weight, bias, plan))
         return planar.correlate(x, weight, bias, plan, domains)
     if x.ndim != group.dim + 3 or x.shape[2] != group.order:
@@ -276,7 +281,7 @@ def correlate(
         x = (x if x.ndim == group.dim + 3 else x.unsqueeze(2)).index_select(2, labels)
         shares = weight.unflatten(2, (group.order // len(within), -1)).index_select(2, labels)
         weight = shares.flatten(2) / len(within)
-    pads = _checked(group, x, weight, bias, kernel_size, steps, padding, spread_by, groups)
+    _check_fit(x, weight, bias, kernel_size, steps, pads, spread_by, groups)
     x = mask_outside(group, x)
     # no chunk of one group: its gradient would be a copy
     parts = [(x, weight)] if groups == 1 else zip(x.chunk(groups, 1), weight.chunk(groups, 0), strict=True)
@@ -296,18 +301,17 @@ def _domains(group: Group, x: Tensor, plan: planar.Plan) -> planar.Domains | Non
     return None if before is None or after is None else (before, after)
 
 
-def _checked(
-    group: Group,
+def _check_fit(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     kernel_size: tuple[int, ...],
     stride: tuple[int, ...],
-    padding: Size | str,
+    padding: tuple[int, ...],
     dilation: tuple[int, ...],
     groups: int,
-) -> tuple[int, ...]:
-    """The padding in whole numbers; a ValueError for what torch's convolutions would refuse."""
+) -> None:
+    """Raises a ValueError for what torch's convolutions would refuse."""
     k_out = weight.shape[0]
     if k_out % groups:
         raise ValueError(f"expected a number of filters that groups (={groups}) divides, got {k_out}")
@@ -318,15 +322,12 @@ def _checked(
         raise ValueError(f"expected a bias ({k_out},), got {tuple(bias.shape)}")
     if min(stride) < 1 or min(dilation) < 1:
         raise ValueError(f"stride (={stride}) and dilation (={dilation}) must be at least 1")
-    pads = whole_padding(group, kernel_size, stride, padding, dilation)
-    if min(pads) < 0:
-        raise ValueError(f"padding (={pads}) must be at least 0")
+    if min(padding) < 0:
+        raise ValueError(f"padding (={padding}) must be at least 0")
     spans = [d * (n - 1) + 1 for d, n in zip(dilation, kernel_size, strict=True)]
-    if any(n + 2 * p < span for n, p, span in zip(x.shape[-group.dim :], pads, spans, strict=True)):
-        raise ValueError(
-            f"a kernel of {tuple(spans)} cells does not fit a map of {tuple(x.shape[-group.dim :])} padded by {pads}"
-        )
-    return pads
+    size = tuple(x.shape[-len(kernel_size) :])
+    if any(n + 2 * p < span for n, p, span in zip(size, padding, spans, strict=True)):
+        raise ValueError(f"a kernel of {tuple(spans)} cells does not fit a map of {size} padded by {padding}")
 
 
 def whole_padding(

@@ -103,6 +103,12 @@ class Group:
     """The array axes, gathered by which ones the group mixes: sizes must agree along each class."""
     code: str = field(init=False, compare=False)
     """Its name, matrices and metric as text."""
+    order: int = field(init=False, compare=False)
+    """S, the number of elements of the point group."""
+    dim: int = field(init=False, compare=False)
+    """The dimension of the lattice: 1, 2 or 3."""
+    fills_box: bool = field(init=False, compare=False)
+    """Whether the group maps every box of equal sides to itself: true unless the lattice is hexagonal."""
 
     def __post_init__(self) -> None:
         who = f"Group {self.name!r}"
@@ -110,7 +116,11 @@ class Group:
         gram = _as_gram(who, self.metric, arrays.shape[1])
         object.__setattr__(self, "matrices", _tuples(arrays))
         object.__setattr__(self, "metric", _tuples(gram[None])[0])
-        object.__setattr__(self, "oblique", _oblique_rows(arrays))  # plain attributes: torch.compile reads these three
+        # plain attributes: torch.compile reads them, and layers do in every call
+        object.__setattr__(self, "order", len(self.matrices))
+        object.__setattr__(self, "dim", len(self.metric))
+        object.__setattr__(self, "oblique", _oblique_rows(arrays))
+        object.__setattr__(self, "fills_box", not self.oblique)
         object.__setattr__(self, "axis_classes", _axis_classes(arrays))
         object.__setattr__(self, "code", json.dumps([self.name, self.matrices, self.metric]))
         if not np.array_equal(arrays[0], np.eye(self.dim)):
@@ -149,16 +159,6 @@ class Group:
     def __deepcopy__(self, memo: dict[int, Any]) -> Group:  # a value that never changes
         return self
 
-    @property
-    def order(self) -> int:
-        """S, the number of elements of the point group."""
-        return len(self.matrices)
-
-    @property
-    def dim(self) -> int:
-        """The dimension of the lattice: 1, 2 or 3."""
-        return len(self.metric)
-
     @cached_property
     def arrays(self) -> IntArray:
         """The matrices as one (S, d, d) array."""
@@ -178,11 +178,6 @@ class Group:
     def inverse(self) -> IntArray:
         """(S,): inverse[a] is the index of a^-1."""
         return _frozen(np.argmax(self.product == 0, axis=1))
-
-    @property
-    def fills_box(self) -> bool:
-        """Whether the group maps every box of equal sides to itself: true unless the lattice is hexagonal."""
-        return not self.oblique
 
     def index(self, matrix: Any) -> int:
         """The index of the element with this point matrix.

@@ -54,15 +54,17 @@ def as_tensor(array: Any, device: torch.device) -> Tensor:
 
 def transformed() -> bool:
     """Whether torch.jit, torch.func or forward-mode differentiation is at work: a backward is not enough for those."""
-    if torch.compiler.is_compiling():
-        return False
-    at_work: bool = torch._C._are_functorch_transforms_active() or torch._C._get_tracing_state() is not None
-    return at_work or torch.autograd.forward_ad._current_level >= 0
+    return not torch.compiler.is_compiling() and _transforms()
 
 
 def traced() -> bool:
     """Whether `transformed()`, or a compiler is at work."""
-    return torch.compiler.is_compiling() or transformed()
+    return torch.compiler.is_compiling() or _transforms()
+
+
+def _transforms() -> bool:
+    at_work: bool = torch._C._are_functorch_transforms_active() or torch._C._get_tracing_state() is not None
+    return at_work or torch.autograd.forward_ad._current_level >= 0
 
 
 def plain(x: Tensor) -> bool:

@@ -114,14 +114,14 @@ def _expand(
     index: Tensor | None = None,
 ) -> Tensor:
     if index is not None and index.ndim > 1:  # (rows, K_in): of `numbers_of`
-        filled = weight.to(dtype).take(index)
+        filled = (weight if weight.dtype == dtype else weight.to(dtype)).take(index)
     else:
         rows = weight.to(dtype).transpose(1, 2)  # (K_out, Q, K_in)
         if table.shape[1] != inverse.shape[1]:
             rows = F.pad(rows, (0, 0, 0, 1))
         index = rows_of(table, inverse, len(rows), groups)[0] if index is None else index
         filled = rows.reshape(-1, rows.shape[2]).index_select(0, index)
-    bank = filled.view(len(table) * len(weight), cells, -1).transpose(1, 2)
+    bank = filled.view(table.shape[0] * weight.shape[0], cells, -1).transpose(1, 2)
     return bank if channels_last else bank.contiguous()  # (S K_out, S_in K_in, n^d)
 
 
@@ -135,6 +135,8 @@ def _collect(
     dtype: torch.dtype,
     index: Tensor | None = None,
 ) -> Tensor:
+    if index is not None and index.ndim > 1 and bank.dtype == dtype and dtype in (torch.float32, torch.float64):
+        return bank.take(index).sum(0)
     wide = torch.promote_types(dtype, torch.float32)
     if index is not None and index.ndim > 1:
         return bank.take(index).sum(0, dtype=wide).to(dtype)

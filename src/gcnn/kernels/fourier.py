@@ -30,7 +30,7 @@ from gcnn.irreps import FloatArray, fourier_matrix, irreps, multiplications
 from gcnn.kernels import in_triton, launched_from_python
 from gcnn.kernels.expand import collect, expand_filters
 from gcnn.kernels.planar import batched, conv_backward
-from gcnn.layout import allows_tf32, as_tensor, autocasts, filter_dtype, plain, traced
+from gcnn.layout import allows_tf32, as_tensor, autocasts, filter_dtype, plain
 
 Algorithm = Literal["auto", "planar", "fourier"]
 Part = Literal["map", "both ways", "filters"]  # of a step: the map, its gradient too, the gradient of the filters
@@ -144,10 +144,12 @@ def pays(group: Group, k_in: int, k_out: int, taps: int, points: int) -> bool:
     (more in runs of fewer than 16) and transformed at that of 1.2 S, and every number of the result is transformed back. The
     filters' transform is small beside 256 points and more.
     """
+    if points < 256:
+        return False
     saved = (group.order**2 - 1.1 * multiplications(group)) * k_out
     price = 122 + 1.2 * group.order + max(0.0, 1200 / k_in - 75)
     moved = price * group.order * (1 + 1.3 * k_out / (taps * k_in))
-    return points >= 256 and saved > moved
+    return saved > moved
 
 
 def choose(
@@ -159,17 +161,17 @@ def choose(
     stride: tuple[int, ...] = (1,),
     dtype: torch.dtype | None = None,
 ) -> Algorithm:
-    """The algorithm to take: the faster one for "auto"; "planar" for whatever traces or transforms functions.
+    """The algorithm to take where nothing traces or transforms functions: the faster one for "auto".
 
     `dtype` is that of the filters on a GPU, if it is not the one that autocast wants now.
     """
-    if algorithm == "planar" or traced() or not x.numel() or (not x.is_cuda and autocasts(x.device.type)):
+    shape, order = x.shape, group.order
+    if algorithm == "auto" and (len(shape) != group.dim + 3 or shape[2] != order or groups > 1 or max(stride) > 1):
+        return "planar"
+    if algorithm == "planar" or not x.numel() or (not x.is_cuda and autocasts(x.device.type)):
         return "planar"
     if algorithm == "fourier":
         return algorithm
-    shape, order = x.shape, group.order
-    if len(shape) != group.dim + 3 or shape[2] != order or groups > 1 or max(stride) > 1:
-        return "planar"
     k_out, k_in, stored = weight.shape
     sizes = (k_in, k_out, stored // order, x.numel() // (shape[1] * order))
     if x.is_cuda:

@@ -124,7 +124,8 @@ class _Filters(GModule):
         if self.tables[0].device != weight.device:
             return self._tables_on(weight.device)
         table, inverse, forth, _ = self.tables
-        fits = forth is None or (len(forth) == len(weight) * table.numel() and forth.shape[1:] in ((), weight.shape[1:2]))
+        k_out, k_in, _ = weight.shape
+        fits = forth is None or (forth.shape[0] == k_out * table.numel() and forth.shape[1:] in ((), (k_in,)))
         return self.tables if fits else (table, inverse, None, None)  # filters were taken away, or added
 
     def filters(self) -> Tensor:
@@ -505,7 +506,7 @@ class GLinear(_Filters):
         self._check_dtype(x)
         maps = x.reshape(-1, *x.shape[-2:], *(1,) * self.group.dim)  # (points, K_in, S, 1, ...)
         weight: Tensor = self.weight
-        if choose(self.group, maps, weight, self.algorithm) == "fourier":
+        if not traced() and choose(self.group, maps, weight, self.algorithm) == "fourier":
             y = correlate(self.group, maps, weight, self.bias, self.kernel_size, algorithm="fourier")
             return y.view(*x.shape[:-2], self.out_channels, self.group.order)
         bank = transform_filter(self.group, weight, self.kernel_size, self.stabilizer, self._tables(weight))
