@@ -101,7 +101,7 @@ def summary() -> str:
     return "\n".join(rows)
 
 
-EAGER = "2026-11-18_eager_h200"
+EAGER, LOOPS = "2026-11-18_eager_h200", "2026-11-18_loops_h200"
 HOW = ("graph", "eager")  # in a table
 
 CIFAR10, SHARP, LONGER = "2026-11-15_cifar10", "2026-11-16_cifar10", "2026-11-16_cifar10_longer"
@@ -350,8 +350,9 @@ def speed_on_gpu() -> str:
     lifts, layers = record(SERVING, "lifts"), record(SERVING, "layers")
     layers["rows"] = [row for row in layers["rows"] if row["mode"] == "train"]
     rest = [record(FUSED, name) for name in ("algorithms", "octahedral")]
-    eager = {"rows": [row for row in record(EAGER, "speed")["rows"] if row["how"] == "eager"]}
-    runs += [record(FUSED, "lifts"), lifts, layers, eager, {"rows": [row for r in rest for row in as_bench(r)]}]
+    eager = {"rows": [row for row in record(EAGER, "speed")["rows"] if row["how"] == "eager"]}  # peaks of memory in bf16
+    loops = [record(LOOPS, name) for name in ("layers", "networks")]
+    runs += [record(FUSED, "lifts"), lifts, layers, eager, *loops, {"rows": [row for r in rest for row in as_bench(r)]}]
     ratios: dict[str, dict[tuple[str, str], dict[str, Any]]] = {}
     for i, r in enumerate(runs):  # the later run of a case takes the place of an earlier one
         for row in r["rows"]:
@@ -377,14 +378,14 @@ def speed_on_gpu() -> str:
     rows.append("")
     rows.append(
         f"Time as a multiple of the bound; {lifts['device']}, torch {lifts['torch']}. Steps are replayed as CUDA graphs, as "
-        "`gcnn train` does, so that kernels are compared; the last column is the same step launched from Python, on a host that "
-        "is slow, where small layers wait for Python. There `auto` takes the [Fourier algorithm](fourier.md), with its many "
-        "steps, for wide layers alone. "
+        "`gcnn train` does, so that kernels are compared; the last column is steps launched from Python one after the other, "
+        "on a host that is slow, where small layers wait for Python. There `auto` takes the [Fourier algorithm](fourier.md), "
+        "with its many steps, for wide layers alone. "
         "What costs: masks on the hexagonal lattice of p6m; and in first layers, so in P4CNN too, the gradient of the filters, "
         "whose fastest kernels in cuDNN do not give the same bits in every run. A star: from an earlier run, before "
         "exact float32 products became twice as fast. Peak memory of a training step, against the planar network, with TF32 and "
-        f"in bfloat16: {memory}. Records: `benchmarks/records/{FUSED}`, `{SERVING}`, `{EAGER}`, `2026-11-16_speed_h200` "
-        "and `2026-11-15_speed_h200`."
+        f"in bfloat16: {memory}. Records: `benchmarks/records/{FUSED}`, `{SERVING}`, `{EAGER}`, `{LOOPS}`, "
+        "`2026-11-16_speed_h200` and `2026-11-15_speed_h200`."
     )
     return "\n".join(rows)
 

@@ -23,7 +23,7 @@ from gcnn.kernels import compiled, planar
 from gcnn.kernels.expand import expand_filters
 from gcnn.kernels.fourier import Algorithm, choose, fourier_gcorr
 from gcnn.lattice import check_domain, kept_domain, mask_outside
-from gcnn.layout import as_tensor, autocasts, fast_form, from_planes, spread, to_planes, traced
+from gcnn.layout import as_tensor, autocasts, fast_form, from_planes, output_size, spread, to_planes, traced
 from gcnn.pooling import adaptive_avg_pool, avg_pool, coset_pool, max_pool, pool, restrict, subsample, upsample
 
 __all__ = [
@@ -294,8 +294,8 @@ def correlate(
 
 def _domains(group: Group, x: Tensor, plan: planar.Plan) -> planar.Domains | None:
     """The domains of a map on a hexagonal lattice and of what its correlation will be; None where they cannot be kept."""
-    space, spans = x.shape[-group.dim :], [d * (n - 1) + 1 for n, d in zip(plan.kernel_size, plan.dilation, strict=True)]
-    size = [(n + 2 * p - span) // s + 1 for n, p, span, s in zip(space, plan.padding, spans, plan.stride, strict=True)]
+    space = x.shape[-group.dim :]
+    size = output_size(space, plan.kernel_size, plan.stride, plan.padding, plan.dilation)
     before = kept_domain(group, space, x)
     after = kept_domain(group, size, x) if min(size) > 0 else None
     return None if before is None or after is None else (before, after)

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gcnn.groups import Group, p6m
-from gcnn.layout import plain, traced
+from gcnn.layout import fine, plain, traced
 
 __all__ = ["domain_mask", "hexagon", "mask_outside", "to_hexagonal", "to_square"]
 
@@ -135,14 +135,14 @@ def to_hexagonal(image: Tensor, size: int | None = None, spacing: float | None =
     """
     _check_image("to_hexagonal", image)
     size, spacing = _fit(image.shape[-2:], size, spacing)
-    fine = image.to(torch.promote_types(image.dtype, torch.float32))  # places need more digits than half precision has
-    u = torch.arange(size, device=image.device, dtype=fine.dtype) - (size - 1) / 2
+    pixels = fine(image)
+    u = torch.arange(size, device=image.device, dtype=pixels.dtype) - (size - 1) / 2
     rows = (u * spacing * ROW)[:, None].expand(size, size)
     columns = (u[None, :] + u[:, None] / 2) * spacing
     height, width = image.shape[-2:]
     grid = torch.stack([columns / (width / 2), rows / (height / 2)], -1)  # (size, size, 2) in [-1, 1], pixel edges at +-1
     grid = grid.expand(image.shape[0], *grid.shape)
-    out = F.grid_sample(fine, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+    out = F.grid_sample(pixels, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
     return (out * hexagon(size, image.device)).to(image.dtype)
 
 

@@ -7,6 +7,7 @@ order (N, K, S, *X) is copied once. Also here: who is looking (a compiler, traci
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,24 @@ def spread(numbers: Tensor | None, elements: int, groups: int = 1) -> Tensor | N
         # repeat takes four times as long; without contiguous() one number would be a view, past which our kernels would read
         return numbers.expand(elements, -1).flatten().contiguous()
     return numbers.view(groups, 1, -1).expand(-1, elements, -1).flatten()
+
+
+def both_sides(pads: Sequence[int]) -> list[int]:
+    """Pads, one an axis, as F.pad takes them."""
+    return [p for p in reversed(pads) for _ in (0, 1)]
+
+
+def output_size(
+    size: Sequence[int], kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+) -> tuple[int, ...]:
+    """The size of what a window gives that moves over a map."""
+    axes = zip(size, kernel, stride, padding, dilation, strict=True)
+    return tuple((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in axes)
+
+
+def fine(x: Tensor) -> Tensor:
+    """`x` in single precision at least: sums, squares and places need more digits than half precision has."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def as_tensor(array: Any, device: torch.device) -> Tensor:

@@ -18,7 +18,7 @@ from torch import fx, nn
 
 from gcnn import lattice
 from gcnn.groups import Group, p6m
-from gcnn.layout import spread
+from gcnn.layout import both_sides, spread
 from gcnn.newgraph import NewGraph, Value, alike, plain, same_domain
 from gcnn.nn import (
     CosetPool,
@@ -56,6 +56,7 @@ from gcnn.tracing import (
     POINTWISE_METHODS,
     POINTWISE_MODULES,
     check_names,
+    module_of,
 )
 
 
@@ -104,7 +105,7 @@ class Planar(NewGraph):
         waiting, seen = [node], {node}
         while waiting:
             for user in waiting.pop().users:
-                module = self.model.get_submodule(str(user.target)) if user.op == "call_module" else None
+                module = module_of(self.model, user)
                 if isinstance(module, GConv) and module.on_plane:
                     return module.group.dim + 2
                 same = (*POINTWISE_MODULES, GBatchNorm, EachElement)
@@ -342,7 +343,7 @@ class Planar(NewGraph):
         sizes = list(zip(module.kernel_size, module.stride, module.dilation, strict=True))
 
         def windows(x: Any) -> Any:
-            x = F.pad(x, [p for p in reversed(module.padding) for _ in (0, 1)], value=fill) if any(module.padding) else x
+            x = F.pad(x, both_sides(module.padding), value=fill) if any(module.padding) else x
             cuts: list[Any] = [
                 (..., *(slice(d * u, d * (u - k + 1) or None, s) for u, (k, s, d) in zip(tap, sizes, strict=True)))
                 for tap in taps
@@ -487,7 +488,7 @@ class Planar(NewGraph):
         x = self._fill(v, group, fill)
         given, x = x, self._fine(x) if module.reduce == "mean" else x
         if any(reach):
-            x = F.pad(x, [r for r in reversed(reach) for _ in (0, 1)], value=fill)
+            x = F.pad(x, both_sides(reach), value=fill)
         by_element = self._by_element(v._replace(x=x, lattice=None), group.order)  # (N, S, K, *X)
         rows = []
         for read in reads:

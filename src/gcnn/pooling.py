@@ -19,7 +19,7 @@ from gcnn.checks import Size, as_tuple, check_axes, check_reduce, is_map, shape_
 from gcnn.groups import Group, Subgroup
 from gcnn.indices import check_support, doubled_coordinates, support
 from gcnn.lattice import domain_mask, mask_outside
-from gcnn.layout import from_planes, to_planes, traced
+from gcnn.layout import both_sides, fine, from_planes, output_size, to_planes, traced
 
 Reduce = Literal["max", "mean"]
 Members = list[list[int]]
@@ -113,7 +113,7 @@ def planned_pool(group: Group, x: Tensor, plan: Plan, reduce: Reduce = "max") ->
     reach, reads = plan
     size = x.shape[-group.dim :]
     fill = -torch.inf if reduce == "max" else 0.0
-    x = F.pad(mask_outside(group, x, fill), [r for r in reversed(reach) for _ in (0, 1)], value=fill)
+    x = F.pad(mask_outside(group, x, fill), both_sides(reach), value=fill)
     rows = []
     for read in reads:
         starts = [(a, [r + o for r, o in zip(reach, offset, strict=True)]) for a, offset in read]
@@ -128,7 +128,7 @@ def planned_pool(group: Group, x: Tensor, plan: Plan, reduce: Reduce = "max") ->
 def _reached(group: Group, plan: Plan, size: Sequence[int], device: torch.device) -> Tensor:
     """(S, *X): whether a cell's domain has a part inside the map."""
     reach, reads = plan
-    inside = F.pad(domain_mask(group, size, device), [r for r in reversed(reach) for _ in (0, 1)])
+    inside = F.pad(domain_mask(group, size, device), both_sides(reach))
     shifts = [[[r + o for r, o in zip(reach, offset, strict=True)] for _, offset in read] for read in reads]
     rows = [[_window(inside, start, size, (1,) * group.dim) for start in starts] for starts in shifts]
     return torch.stack([torch.stack(windows).any(0) for windows in rows])
@@ -391,11 +391,6 @@ def _fold(windows: list[Tensor], reduce: Reduce, count: int = 1) -> Tensor:
     return (y / count).to(windows[0].dtype)
 
 
-def fine(x: Tensor) -> Tensor:
-    """Numbers in which many can be added: half precision has too few digits."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
 def _window(x: Tensor, start: Sequence[int], size: Sequence[int], step: Sequence[int]) -> Tensor:
     cut = [slice(a, a + (n - 1) * k + 1, k) for a, n, k in zip(start, size, step, strict=True)]
     return x[(slice(None),) * (x.ndim - len(cut)) + tuple(cut)]
@@ -408,12 +403,12 @@ def _windows(
     kernel = as_tuple(group, kernel_size, "kernel_size")
     steps = kernel if stride is None else as_tuple(group, stride, "stride")
     pad, dilate = as_tuple(group, padding, "padding"), as_tuple(group, dilation, "dilation")
-    x = F.pad(mask_outside(group, x, fill), [p for p in reversed(pad) for _ in (0, 1)], value=fill)
-    span = [d * (k - 1) + 1 for d, k in zip(dilate, kernel, strict=True)]
-    size = [(n - m) // s + 1 for n, m, s in zip(x.shape[-group.dim :], span, steps, strict=True)]
+    x = F.pad(mask_outside(group, x, fill), both_sides(pad), value=fill)
+    size = output_size(x.shape[-group.dim :], kernel, steps, (0,) * group.dim, dilate)
     if min(size) < 1:
+        span = tuple(d * (k - 1) + 1 for d, k in zip(dilate, kernel, strict=True))
         raise ValueError(
-            f"a pooling window of {tuple(span)} cells does not fit a map of {tuple(x.shape[-group.dim :])} with its padding"
+            f"a pooling window of {span} cells does not fit a map of {tuple(x.shape[-group.dim :])} with its padding"
         )
     return [_window(x, [d * u for d, u in zip(dilate, tap, strict=True)], size, steps) for tap in taps]
 

@@ -91,6 +91,11 @@ def leaves(result: Any) -> list[Any]:
     return found
 
 
+def module_of(model: nn.Module, node: fx.Node) -> nn.Module | None:
+    """The module that a node calls, if it calls one."""
+    return model.get_submodule(str(node.target)) if node.op == "call_module" else None
+
+
 def check_names(model: nn.Module, caller: str) -> None:
     """Raises a ValueError where a part of the network has a name that torch.fx's modules keep for themselves."""
     for name in (*model._modules, *model._parameters, *model._buffers):

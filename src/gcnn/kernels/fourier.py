@@ -30,7 +30,7 @@ from gcnn.irreps import FloatArray, fourier_matrix, irreps, multiplications
 from gcnn.kernels import in_triton, launched_from_python
 from gcnn.kernels.expand import collect, expand_filters
 from gcnn.kernels.planar import batched, conv_backward
-from gcnn.layout import allows_tf32, as_tensor, autocasts, filter_dtype, plain
+from gcnn.layout import allows_tf32, as_tensor, autocasts, both_sides, filter_dtype, output_size, plain
 
 Algorithm = Literal["auto", "planar", "fourier"]
 Part = Literal["map", "both ways", "filters"]  # of a step: the map, its gradient too, the gradient of the filters
@@ -380,15 +380,13 @@ class _Patches:
         self.plan = make_plan(group, kernel_size)
         self.cores = min(torch.get_num_threads(), most) if planes.is_cpu else 1
         self.dtype = torch.promote_types(planes.dtype, torch.float32)
-        padded = F.pad(planes, [p for p in reversed(padding) for _ in (0, 1)]) if any(padding) else planes
+        padded = F.pad(planes, both_sides(padding)) if any(padding) else planes
         rows = padded.movedim(1, -1).contiguous()  # (N, *X, S K_in)
         s, taps = self.plan.cells.shape
         self.k_in = planes.shape[1] // s
         self.rows = rows.view(-1, self.k_in)
         space = rows.shape[1:-1]
-        self.size = [
-            (n - d * (k - 1) - 1) // step + 1 for n, k, step, d in zip(space, kernel_size, stride, dilation, strict=True)
-        ]
+        self.size = output_size(space, kernel_size, stride, (0,) * group.dim, dilation)
         self.points = planes.shape[0] * math.prod(self.size)
         steps = [math.prod(space[i + 1 :]) * s for i in range(group.dim)]  # rows from one cell to the next along each axis
         cells = np.stack(np.unravel_index(self.plan.cells, kernel_size), -1)  # (S, P, d)

@@ -31,7 +31,7 @@ from gcnn.indices import index_table
 from gcnn.irreps import fourier_matrix, irreps
 from gcnn.kernels import Setting, on_its_gpu
 from gcnn.kernels.fourier import empty_planes, make_plan
-from gcnn.layout import allows_tf32, as_tensor
+from gcnn.layout import allows_tf32, as_tensor, output_size
 
 BLOCK = 1 << 28  # bytes of patches worked on at a time, or as many as the planes have
 
@@ -158,10 +158,7 @@ class Patches:
         self.rows = planes.movedim(1, -1).contiguous()  # (N, *X, S K_in)
         self.order, self.taps, _ = self.cells.shape
         self.k_in = planes.shape[1] // self.order
-        self.size = tuple(
-            (n + 2 * p - d * (k - 1) - 1) // step + 1
-            for n, k, step, p, d in zip(planes.shape[2:], kernel_size, stride, padding, dilation, strict=True)
-        )
+        self.size = output_size(planes.shape[2:], kernel_size, stride, padding, dilation)
         self.points = planes.shape[0] * math.prod(self.size)
         self.unit = 16 // planes.element_size()
         self.k = filled_up(self.k_in, self.unit)

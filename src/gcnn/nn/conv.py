@@ -21,7 +21,7 @@ from gcnn.indices import index_table, support
 from gcnn.kernels.expand import index_of
 from gcnn.kernels.fourier import Algorithm, choose
 from gcnn.kernels.planar import Tables
-from gcnn.layout import as_tensor, autocasts, fast_form, spread, traced
+from gcnn.layout import as_tensor, autocasts, both_sides, fast_form, spread, traced
 from gcnn.nn.module import Device, GModule, check_group, checked_axes, naming
 from gcnn.pooling import on_planes
 
@@ -285,7 +285,7 @@ class GConv(_Filters):
         padded, padding, weight = x, self.padding, self.weight
         try:
             if self.padding_mode != "zeros":
-                both = [p for p in reversed(padding) for _ in (0, 1)]
+                both = both_sides(padding)
                 padded = on_planes(self.group, x, lambda planes: F.pad(planes, both, mode=self.padding_mode))
                 padding = (0,) * self.group.dim
             return correlate(

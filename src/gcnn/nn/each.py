@@ -13,9 +13,9 @@ from gcnn.checks import check_axes
 from gcnn.groups import Group
 from gcnn.kernels.norm import Inside, Whole
 from gcnn.lattice import domain_mask, kept_domain, mask_outside
-from gcnn.layout import from_planes, to_planes
+from gcnn.layout import fine, from_planes, to_planes
 from gcnn.nn.module import GModule
-from gcnn.pooling import fine, on_planes, upsample, upsample_to
+from gcnn.pooling import on_planes, upsample, upsample_to
 
 
 class EachElement(GModule):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from gcnn.checks import Size, as_tuple, check_axes, shape_text
 from gcnn.groups import GROUPS, Group
 from gcnn.lattice import check_domain
+from gcnn.layout import output_size
 
 Device = torch.device | str | None
 
@@ -73,11 +74,7 @@ class GModule(nn.Module):
                 ) from None
         if not self.group.fills_box:
             check_domain(self._label(), self.group, size)
-            out = [
-                (n + 2 * p - d * (k - 1) - 1) // s + 1
-                for n, k, s, p, d in zip(size, kernel, stride, padding, dilation, strict=True)
-            ]
-            check_domain(f"{self._label()}, result", self.group, out)
+            check_domain(f"{self._label()}, result", self.group, output_size(size, kernel, stride, padding, dilation))
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from gcnn.groups import Group
 from gcnn.kernels import few
 from gcnn.kernels.norm import Inside, Whole, follow, has_fast_norm, tied_batch_norm
 from gcnn.lattice import domain_mask, kept_domain, mask_outside
-from gcnn.layout import from_planes, spread, to_planes, traced
+from gcnn.layout import fine, from_planes, spread, to_planes, traced
 from gcnn.nn.module import Device, GModule, check_group, check_group_is_first
 
 
@@ -227,9 +227,9 @@ class GLayerNorm(GModule):
         spatial = x.ndim != 3 or self.group.dim == 1
         x = mask_outside(self.group, x) if spatial else x
         fibre = (1,) if spatial and x.ndim == self.group.dim + 2 else (1, 2)
-        fine = x.to(torch.promote_types(x.dtype, torch.float32))  # squares overflow in half precision
-        var, mean = torch.var_mean(fine, fibre, correction=0, keepdim=True)
-        y = (fine - mean) * (var + self.eps).rsqrt()
+        y = fine(x)  # squares overflow in half precision
+        var, mean = torch.var_mean(y, fibre, correction=0, keepdim=True)
+        y = (y - mean) * (var + self.eps).rsqrt()
         channel = (-1, *(1,) * (x.ndim - 2))
         if self.weight is not None:
             y = y * self.weight.reshape(channel)

@@ -29,7 +29,7 @@ from gcnn.rebuild.values import (
     spatial,
     whole,
 )
-from gcnn.tracing import POINTWISE_FUNCTIONS, POINTWISE_METHODS, POINTWISE_MODULES
+from gcnn.tracing import POINTWISE_FUNCTIONS, POINTWISE_METHODS, POINTWISE_MODULES, module_of
 
 if TYPE_CHECKING:
     from gcnn.rebuild.converter import Converter
@@ -508,14 +508,14 @@ def _beside_vectors(net: Converter, node: fx.Node, parts: list[Value]) -> list[V
     user: Any = node
     while len(user.users) == 1:
         (user,) = user.users
-        module = net.model.get_submodule(str(user.target)) if user.op == "call_module" else None
+        module = module_of(net.model, user)
         if isinstance(module, nn.Linear):
             break
         if not isinstance(module, POINTWISE_MODULES) and user.target not in (POINTWISE_FUNCTIONS | POINTWISE_METHODS):
             return parts
     known = [p for p in parts if p.kind == "fibre" and p.old]
     others = [p for p in parts if p.kind == "other"]
-    module = net.model.get_submodule(str(user.target)) if user.op == "call_module" else None
+    module = module_of(net.model, user)
     if not isinstance(module, nn.Linear) or len(others) != 1 or len(known) + 1 != len(parts):
         return parts
     length = module.in_features - sum(p.old for p in known)

@@ -24,7 +24,7 @@ from gcnn.rebuild.values import (
     attribute,
     makes_record,
 )
-from gcnn.tracing import ALIASES, IN_PLACE, POINTWISE_FUNCTIONS, POINTWISE_METHODS, POINTWISE_MODULES, reached
+from gcnn.tracing import ALIASES, IN_PLACE, POINTWISE_FUNCTIONS, POINTWISE_METHODS, POINTWISE_MODULES, module_of, reached
 
 # what images may go through, or meet each other in, on the way to a convolution
 _MEETING = (torch.cat, torch.concat, torch.concatenate, operator.getitem, "expand", "repeat")
@@ -39,13 +39,13 @@ def heads(model: nn.Module, graph: fx.Graph) -> Iterator[str]:
     """The names of the layers with weights that nothing but pointwise functions and the like separates from the result."""
 
     def following(node: fx.Node) -> Iterable[fx.Node]:
-        module = model.get_submodule(str(node.target)) if node.op == "call_module" else None
+        module = module_of(model, node)
         weighs = isinstance(module, (*CONVS, *TRANSPOSED, nn.Linear)) and getattr(module, "groups", 1) == 1
         return () if weighs else node.all_input_nodes  # grouped ones keep their channels
 
     results = dict.fromkeys(n for node in graph.nodes if node.op == "output" for n in node.all_input_nodes)
     for node in reached(results, following):
-        if node.op == "call_module" and isinstance(model.get_submodule(str(node.target)), (*CONVS, *TRANSPOSED, nn.Linear)):
+        if isinstance(module_of(model, node), (*CONVS, *TRANSPOSED, nn.Linear)):
             yield str(node.target)
 
 
@@ -56,13 +56,13 @@ def meets_maps(model: nn.Module, node: fx.Node) -> bool:
     met = [u.all_input_nodes[:1] if u.target in likes else u.all_input_nodes for u in after - {node}]
 
     def following(before: fx.Node) -> Iterable[fx.Node]:
-        module = model.get_submodule(str(before.target)) if before.op == "call_module" else None
+        module = module_of(model, before)
         of_shape = before.target == "size" or (before.target is getattr and before.args[1] != "values")
         return () if of_shape or isinstance(module, nn.Linear) else before.all_input_nodes
 
     others = reached([n for nodes in met for n in nodes if n not in after], following)
     kinds = (*CONVS, *TRANSPOSED)
-    return any(n.op == "call_module" and isinstance(model.get_submodule(str(n.target)), kinds) for n in others)
+    return any(isinstance(module_of(model, n), kinds) for n in others)
 
 
 def ends(model: nn.Module, graph: fx.Graph) -> set[fx.Node]:
@@ -81,12 +81,12 @@ def feeds_layers(model: nn.Module, node: fx.Node) -> bool:
     """Whether a convolution or a linear layer comes after this."""
     kinds = (*CONVS, *TRANSPOSED, nn.Linear)
     after = reached(node.users, lambda n: n.users)
-    return any(n.op == "call_module" and isinstance(model.get_submodule(str(n.target)), kinds) for n in after)
+    return any(isinstance(module_of(model, n), kinds) for n in after)
 
 
 def changes(model: nn.Module, node: fx.Node) -> bool:
     """Whether a node changes a tensor in place."""
-    module = model.get_submodule(str(node.target)) if node.op == "call_module" else None
+    module = module_of(model, node)
     return node.target in IN_PLACE or bool(node.kwargs.get("inplace")) or bool(getattr(module, "inplace", False))
 
 
@@ -106,7 +106,7 @@ def copy_matters(model: nn.Module, node: fx.Node) -> bool:
 
 def _may_be_same(model: nn.Module, node: fx.Node) -> bool:
     """Whether what a node gives may be the memory of its first argument."""
-    kept = node.op == "call_module" and isinstance(model.get_submodule(str(node.target)), nn.Identity | nn.Dropout)
+    kept = isinstance(module_of(model, node), nn.Identity | nn.Dropout)
     return bool(node.args) and (kept or changes(model, node) or node.target in ALIASES or node.target in _VIEWS)
 
 
@@ -123,7 +123,7 @@ def from_pool(model: nn.Module, node: Any) -> bool:
     """Whether functions of single numbers and reshapes alone come between a pool of a fixed size and this."""
     passed = (*POINTWISE_MODULES, nn.Flatten)
     while isinstance(node, fx.Node) and node.op != "placeholder":
-        module = model.get_submodule(str(node.target)) if node.op == "call_module" else None
+        module = module_of(model, node)
         if isinstance(module, (*MAX_POOLS, *AVG_POOLS)) or FUNCTIONAL_POOLS.get(node.target) in (GMaxPool, GAvgPool):
             return True
         reshaped = node.target in ("view", "reshape", "flatten", "squeeze", torch.reshape, torch.flatten, torch.squeeze)
@@ -149,13 +149,13 @@ def images(model: nn.Module, graph: fx.Graph) -> dict[fx.Node, int]:
     for start in given:
 
         def following(node: fx.Node, start: fx.Node = start) -> Iterable[fx.Node]:
-            if node.op == "call_module" and isinstance(model.get_submodule(str(node.target)), CONVS):
+            if isinstance(module_of(model, node), CONVS):
                 return ()
             meets = node.target in _MEETING or (node.op != "call_module" and _pointwise(node) and _of_inputs_alone(node))
             return node.users if node is start or meets or _passes(model, node) else ()
 
         for node in reached([start], following):
-            module = model.get_submodule(str(node.target)) if node.op == "call_module" else None
+            module = module_of(model, node)
             if isinstance(module, CONVS):
                 direct = node.args[:1] == (start,) or _channels_stay(model, node.args[0], start)
                 found[start] = max(found.get(start, 0), module.in_channels if direct else 0)

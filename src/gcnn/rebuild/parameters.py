@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 
 from gcnn.rebuild.graph import changes
 from gcnn.rebuild.values import RESHAPES, Value, attribute, is_constant
-from gcnn.tracing import POINTWISE_FUNCTIONS, POINTWISE_METHODS, POINTWISE_MODULES
+from gcnn.tracing import POINTWISE_FUNCTIONS, POINTWISE_METHODS, POINTWISE_MODULES, module_of
 
 if TYPE_CHECKING:
     from gcnn.rebuild.converter import Converter
@@ -175,7 +175,7 @@ def _by_channel_anew(net: Converter, node: fx.Node, like: Value, shape: tuple[in
     known = all(isinstance(h := computed(net, n), Tensor) and h.numel() in (1, held.numel()) for n in inputs)
     if known and _reshapes(net, node):
         return _by_channel(net, inputs[0], like, shape)
-    module = net.model.get_submodule(str(node.target)) if node.op == "call_module" else None
+    module = module_of(net.model, node)
     if not known or not (isinstance(module, POINTWISE_MODULES) or node.target in (POINTWISE_FUNCTIONS | POINTWISE_METHODS)):
         raise ValueError(
             f"convert: {what} is computed from all of {like.old} channels, of which {like.new} are left; functions number by "
