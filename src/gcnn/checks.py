@@ -14,13 +14,22 @@ from gcnn.groups import Group, Subgroup
 
 Size = int | Sequence[int]
 
-PLANE_NAMES = dict(
-    zip(
-        ("c1", "c2", "c3", "c4", "c6", "d1", "d2", "d3", "d4", "d6", "c2v", "c3v", "c4v", "c6v"),
-        ("p1", "p2", "p3", "p4", "p6", "pm", "pmm", "p3m1", "p4m", "p6m", "pmm", "p3m1", "p4m", "p6m"),
-        strict=True,
-    )
-)
+PLANE_NAMES = {
+    "c1": "p1",
+    "c2": "p2",
+    "c3": "p3",
+    "c4": "p4",
+    "c6": "p6",
+    "d1": "pm",
+    "d2": "pmm",
+    "d3": "p3m1",
+    "d4": "p4m",
+    "d6": "p6m",
+    "c2v": "pmm",
+    "c3v": "p3m1",
+    "c4v": "p4m",
+    "c6v": "p6m",
+}
 """Names of point groups that people also use for the plane groups with the same turns and mirrors."""
 
 

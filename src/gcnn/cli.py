@@ -32,6 +32,7 @@ from gcnn.runs import (
     evaluate,
     group_of,
     load_run,
+    multiplications,
     names_the_root,
     on_lattice,
     pick_device,
@@ -61,57 +62,63 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="gcnn", description="Group equivariant networks: train, test, look.")
     parser.add_argument("--version", action="version", version=f"gcnn {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    told = commands.add_parser("train", help="train a network; `gcnn train --help` lists every setting", add_help=False)
-    told.set_defaults(run=_train)
-    told = commands.add_parser("eval", help="test a run again")
-    told.add_argument("folder", help="the folder of a run")
-    told.add_argument("--data-root", default="", help="the folder of its data set, if it has moved")
-    told.add_argument("--test", action="store_true", help="on the test set, also for a run that held out images (--validation)")
-    told.set_defaults(run=_eval)
-    told = commands.add_parser("predict", help="classify image files")
-    told.add_argument("folder", help="the folder of a run")
-    told.add_argument("images", nargs="+", help="image files of the size that the network was trained on, or folders of them")
-    told.add_argument("--top", type=_positive, default=3, help="how many classes to print for each")
-    told.add_argument("--invert", action="store_true", help="turn dark into light first: for dark digits on a light ground")
-    told.add_argument("--csv", default="", metavar="FILE", help="also write a table: file, class, the probability of every class")
-    told.add_argument("--force", action="store_true", help="replace a table that is there already")
-    told.set_defaults(run=_predict)
-    told = commands.add_parser("report", help="write one HTML page about runs")
-    told.add_argument("folders", nargs="+", help="the folders of runs, the one to show in detail first")
-    told.add_argument("--out", default="report.html", help="the page; report.html in this folder if not given")
-    told.add_argument("--data-root", default="", help="the folder of the data set, if it has moved")
-    told.set_defaults(run=_report)
-    told = commands.add_parser("check", help="is the network of a run equivariant? one row per layer; exit status 1 if not")
-    told.add_argument("folder", help="the folder of a run")
-    told.add_argument("--group", default="", help="another group to ask about")
-    told.set_defaults(run=_check)
-    told = commands.add_parser("demo", help="P4CNN against Z2CNN on the digits that come with the package, in minutes")
-    told.add_argument("--out", default="out/demo", help="where the runs and pictures go")
-    told.set_defaults(run=_demo)
-    told = commands.add_parser("explore", help="draw a digit, turn it, watch networks and feature maps: a page in the browser")
-    told.add_argument("folders", nargs="*", help="folders of runs to compare; P4CNN and Z2CNN of the package if not given")
-    told.add_argument("--host", default="127.0.0.1", help="the address to listen on; 127.0.0.1 is this machine alone")
-    told.add_argument("--port", type=int, default=0, help="the port, a free one if not given")
-    told.add_argument("--no-browser", action="store_true", help="print the address only")
-    told.set_defaults(run=_explore)
-    told = commands.add_parser("download", help="get the files of a data set, checked by their checksums")
-    told.add_argument("name", choices=sorted([*SOURCES, "rotated_mnist"]), help="the data set; rotated_mnist is made from mnist")
-    told.add_argument("--root", default="", help="the folder for them, data/NAME if not given")
-    told.set_defaults(run=_download)
-    told = commands.add_parser("export", help="write the network of a run as an ONNX file, checked with onnxruntime")
-    told.add_argument("folder", help="the folder of a run")
-    told.add_argument("--onnx", required=True, metavar="FILE", help="the file; it takes images with numbers from 0 to 255")
-    told.add_argument("--force", action="store_true", help="replace a file that is there already")
-    told.set_defaults(run=_export)
-    told = commands.add_parser("models", help="list the networks, with their parameters and cost")
-    told.set_defaults(run=_models)
-    told = commands.add_parser("groups", help="list the groups")
-    told.set_defaults(run=_groups)
-    told = commands.add_parser("plot", help="draw a function on a plane group and the same under one of its elements")
-    told.add_argument("group", help="a plane group: p4, p4m, p6m ...")
-    told.add_argument("--element", type=int, default=1, help="the element that acts")
-    told.add_argument("--out", default="", help="the picture, GROUP.png if not given")
-    told.set_defaults(run=_plot)
+    command = commands.add_parser("train", help="train a network; `gcnn train --help` lists every setting", add_help=False)
+    command.set_defaults(run=_train)
+    command = commands.add_parser("eval", help="test a run again")
+    command.add_argument("folder", help="the folder of a run")
+    command.add_argument("--data-root", default="", help="the folder of its data set, if it has moved")
+    command.add_argument(
+        "--test", action="store_true", help="on the test set, also for a run that held out images (--validation)"
+    )
+    command.set_defaults(run=_eval)
+    command = commands.add_parser("predict", help="classify image files")
+    command.add_argument("folder", help="the folder of a run")
+    command.add_argument("images", nargs="+", help="image files of the size that the network was trained on, or folders of them")
+    command.add_argument("--top", type=_positive, default=3, help="how many classes to print for each")
+    command.add_argument("--invert", action="store_true", help="turn dark into light first: for dark digits on a light ground")
+    command.add_argument(
+        "--csv", default="", metavar="FILE", help="also write a table: file, class, the probability of every class"
+    )
+    command.add_argument("--force", action="store_true", help="replace a table that is there already")
+    command.set_defaults(run=_predict)
+    command = commands.add_parser("report", help="write one HTML page about runs")
+    command.add_argument("folders", nargs="+", help="the folders of runs, the one to show in detail first")
+    command.add_argument("--out", default="report.html", help="the page; report.html in this folder if not given")
+    command.add_argument("--data-root", default="", help="the folder of the data set, if it has moved")
+    command.set_defaults(run=_report)
+    command = commands.add_parser("check", help="is the network of a run equivariant? one row per layer; exit status 1 if not")
+    command.add_argument("folder", help="the folder of a run")
+    command.add_argument("--group", default="", help="another group to ask about")
+    command.set_defaults(run=_check)
+    command = commands.add_parser("demo", help="P4CNN against Z2CNN on the digits that come with the package, in minutes")
+    command.add_argument("--out", default="out/demo", help="where the runs and pictures go")
+    command.set_defaults(run=_demo)
+    command = commands.add_parser("explore", help="draw a digit, turn it, watch networks and feature maps: a page in the browser")
+    command.add_argument("folders", nargs="*", help="folders of runs to compare; P4CNN and Z2CNN of the package if not given")
+    command.add_argument("--host", default="127.0.0.1", help="the address to listen on; 127.0.0.1 is this machine alone")
+    command.add_argument("--port", type=int, default=0, help="the port, a free one if not given")
+    command.add_argument("--no-browser", action="store_true", help="print the address only")
+    command.set_defaults(run=_explore)
+    command = commands.add_parser("download", help="get the files of a data set, checked by their checksums")
+    command.add_argument(
+        "name", choices=sorted([*SOURCES, "rotated_mnist"]), help="the data set; rotated_mnist is made from mnist"
+    )
+    command.add_argument("--root", default="", help="the folder for them, data/NAME if not given")
+    command.set_defaults(run=_download)
+    command = commands.add_parser("export", help="write the network of a run as an ONNX file, checked with onnxruntime")
+    command.add_argument("folder", help="the folder of a run")
+    command.add_argument("--onnx", required=True, metavar="FILE", help="the file; it takes images with numbers from 0 to 255")
+    command.add_argument("--force", action="store_true", help="replace a file that is there already")
+    command.set_defaults(run=_export)
+    command = commands.add_parser("models", help="list the networks, with their parameters and cost")
+    command.set_defaults(run=_models)
+    command = commands.add_parser("groups", help="list the groups")
+    command.set_defaults(run=_groups)
+    command = commands.add_parser("plot", help="draw a function on a plane group and the same under one of its elements")
+    command.add_argument("group", help="a plane group: p4, p4m, p6m ...")
+    command.add_argument("--element", type=int, default=1, help="the element that acts")
+    command.add_argument("--out", default="", help="the picture, GROUP.png if not given")
+    command.set_defaults(run=_plot)
     for name in ("eval", "predict", "report", "check"):
         commands.choices[name].add_argument("--device", default="auto", help="auto (cuda, mps or cpu), or a device of torch")
     words = sys.argv[1:] if arguments is None else arguments
@@ -415,21 +422,21 @@ def _download(chosen: argparse.Namespace) -> None:
     print(f"{chosen.name} is in {root}: gcnn train --data {chosen.name} --data-root {root}")
 
 
-def _export(told: argparse.Namespace) -> None:
+def _export(chosen: argparse.Namespace) -> None:
     from gcnn.export import to_onnx
 
-    _check_new(told.onnx, "net.onnx", told.force)
-    if Path(told.onnx).suffix != ".onnx":  # the run's own files are not to be replaced
-        raise ValueError(f"--onnx {told.onnx}: expected a name that ends in .onnx, such as net.onnx")
-    run = load_run(told.folder)
+    _check_new(chosen.onnx, "net.onnx", chosen.force)
+    if Path(chosen.onnx).suffix != ".onnx":  # the run's own files are not to be replaced
+        raise ValueError(f"--onnx {chosen.onnx}: expected a name that ends in .onnx, such as net.onnx")
+    run = load_run(chosen.folder)
     run.check_takes_bytes()
     example = torch.randint(0, 256, (2, *run.shape)).float()
     about = {"classes": json.dumps(run.classes), "model": run.config.model, "group": group_of(run.model).name}
     about |= {"input": f"{tuple(run.shape)}, numbers from 0 to 255", "output": "logits; their softmax is the probabilities"}
-    error = to_onnx(Normalised(run.model, run.mean, run.std), told.onnx, example, overwrite=told.force, about=about)
+    error = to_onnx(Normalised(run.model, run.mean, run.std), chosen.onnx, example, overwrite=chosen.force, about=about)
     names = ", ".join(run.classes[:10]) + (" ..." if len(run.classes) > 10 else "")
     print(
-        f"{told.onnx}: images {tuple(run.shape)} with numbers from 0 to 255 to {len(run.classes)} logits, in the order {names} "
+        f"{chosen.onnx}: images {tuple(run.shape)} with numbers from 0 to 255 to {len(run.classes)} logits, in the order {names} "
         f"(also in the file's metadata); off by {error:.1e} in onnxruntime"
     )
     if run.config.test_turns > 1:
@@ -439,17 +446,14 @@ def _export(told: argparse.Namespace) -> None:
         )
 
 
-def _models(told: argparse.Namespace) -> None:
-    from torch.utils.flop_counter import FlopCounterMode  # which brings Triton along where it is installed
-
+def _models(chosen: argparse.Namespace) -> None:
     print(f"{'name':16}{'group':8}{'parameters':>12}{'image':>18}{'multiplications':>17}")
     for name, shape in EXAMPLES.items():
         with torch.device("meta"):
             model = build(name)
             image = torch.empty(1, *shape)
-        with FlopCounterMode(display=False) as counter, torch.no_grad():
-            model.eval()(image)
-        count, cost = sum(p.numel() for p in model.parameters()), counter.get_total_flops() / 2e6
+        cost = multiplications(model, image) / 1e6
+        count = sum(p.numel() for p in model.parameters())
         sides = " x ".join(str(n) for n in shape)
         print(f"{name:16}{group_of(model).name:8}{count:>12,}{sides:>18}{cost:>15,.0f} M")
     print('\nbuild("NAME", group=..., num_classes=..., in_channels=...) in Python; the cost is that of one image of that size.')

@@ -91,7 +91,7 @@ class NewGraph:
 
     def _constant(self, value: Any) -> Any:
         name = f"constant_{sum(1 for _ in self.root.buffers(recurse=False))}"
-        self.root.register_buffer(name, plain(value).to(self.like.device))
+        self.root.register_buffer(name, detached(value).to(self.like.device))
         return self._proxy(self.graph.get_attr(name))
 
     def _fine(self, x: Any) -> Any:
@@ -156,7 +156,7 @@ class NewGraph:
         return v.into(self._fill(v, group), lattice=group, clean=True)
 
 
-def plain(numbers: Tensor | None) -> Tensor:
+def detached(numbers: Tensor | None) -> Tensor:
     """A copy without a history."""
     assert numbers is not None
     return numbers.detach().clone()

@@ -19,7 +19,7 @@ from torch import fx, nn
 from gcnn import lattice
 from gcnn.groups import Group, p6m
 from gcnn.layout import both_sides, spread
-from gcnn.newgraph import NewGraph, Value, alike, plain, same_domain
+from gcnn.newgraph import NewGraph, Value, alike, detached, same_domain
 from gcnn.nn import (
     CosetPool,
     GAdaptiveAvgPool,
@@ -57,6 +57,7 @@ from gcnn.tracing import (
     POINTWISE_MODULES,
     check_names,
     module_of,
+    reached,
 )
 
 
@@ -102,18 +103,15 @@ class Planar(NewGraph):
 
     def _rank_of_image(self, node: fx.Node) -> int | None:
         """How many axes an input has that a lifting layer takes, after norms and functions of its numbers alone."""
-        waiting, seen = [node], {node}
-        while waiting:
-            for user in waiting.pop().users:
-                module = module_of(self.model, user)
-                if isinstance(module, GConv) and module.on_plane:
-                    return module.group.dim + 2
-                same = (*POINTWISE_MODULES, GBatchNorm, EachElement)
-                keeps = isinstance(module, same) if module is not None else user.target in POINTWISE_FUNCTIONS | POINTWISE_METHODS
-                if keeps and len(user.all_input_nodes) == 1 and user not in seen:
-                    seen.add(user)
-                    waiting.append(user)
-        return None
+        same = (*POINTWISE_MODULES, GBatchNorm, EachElement)
+
+        def kept(before: fx.Node) -> list[fx.Node]:
+            modules = {user: module_of(self.model, user) for user in before.users if len(user.all_input_nodes) == 1}
+            functions = POINTWISE_FUNCTIONS | POINTWISE_METHODS
+            return [u for u, m in modules.items() if (u.target in functions if m is None else isinstance(m, same))]
+
+        after = (module_of(self.model, user) for before in reached([node], kept) for user in before.users)
+        return next((m.group.dim + 2 for m in after if isinstance(m, GConv) and m.on_plane), None)
 
     def _get_attr(self, node: fx.Node) -> Any:
         return self._constant(operator.attrgetter(str(node.target))(self.model))
@@ -242,9 +240,9 @@ class Planar(NewGraph):
             device="meta",
             **options,
         )
-        made.weight = nn.Parameter(plain(module._bank()))
+        made.weight = nn.Parameter(detached(module._bank()))
         if module.bias is not None:
-            made.bias = nn.Parameter(plain(spread(module.bias, group.order, groups)))
+            made.bias = nn.Parameter(detached(spread(module.bias, group.order, groups)))
         y = self._insert(name, made, planes)
         kind: dict[str, Any] = {"rank": group.dim + 3, "lattice": None if group.fills_box else group, "clean": False}
         if groups == 1:
@@ -255,9 +253,9 @@ class Planar(NewGraph):
     def _linear(self, name: str, module: GLinear, v: Value) -> Value:
         order = module.group.order
         made = nn.Linear(module.in_channels * order, module.out_channels * order, module.bias is not None, device="meta")
-        made.weight = nn.Parameter(plain(module._bank().flatten(1)))
+        made.weight = nn.Parameter(detached(module._bank().flatten(1)))
         if module.bias is not None:
-            made.bias = nn.Parameter(plain(spread(module.bias, order)))
+            made.bias = nn.Parameter(detached(spread(module.bias, order)))
         y = self._insert(name, made, self._map(v).transpose(-2, -1).flatten(-2))
         return Value(y.unflatten(-1, (order, module.out_channels)).transpose(-2, -1), rank=v.rank)
 
@@ -269,7 +267,7 @@ class Planar(NewGraph):
         pooled = functions.mean(2) if module.pool == "mean" else functions.amax(2)
         made = nn.Linear(k, module.out_features, module.bias is not None, device="meta")
         for key, numbers in module.named_parameters():
-            setattr(made, key, nn.Parameter(plain(numbers)))
+            setattr(made, key, nn.Parameter(detached(numbers)))
         return Value(self._insert(name, made, pooled), rank=2)
 
     def _norm(self, name: str, module: GBatchNorm, v: Value) -> Value:
@@ -283,10 +281,10 @@ class Planar(NewGraph):
         kind: Any = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[module.group.dim - 1]
         like = module.running_mean
         made = kind(module.num_features * v.elements, module.eps, affine=module.affine, device=like.device, dtype=like.dtype)
-        made.running_mean, made.running_var = (plain(spread(n, v.elements)) for n in numbers[:2])
+        made.running_mean, made.running_var = (detached(spread(n, v.elements)) for n in numbers[:2])
         for key, n in (("weight", module.weight), ("bias", module.bias)):
             if n is not None:  # a bias that is not there stays zero
-                setattr(made, key, nn.Parameter(plain(spread(n, v.elements))))
+                setattr(made, key, nn.Parameter(detached(spread(n, v.elements))))
         return v.into(self._insert(name, made, v.x))
 
     def _layer_norm(self, name: str, module: GLayerNorm, v: Value) -> Value:

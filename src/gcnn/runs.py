@@ -107,6 +107,15 @@ def on_lattice(model: nn.Module, x: Tensor) -> tuple[nn.Module, Tensor]:
     return (nn.Sequential(*rest), first(x)) if isinstance(first, ToHexagonal) else (model, x)
 
 
+def multiplications(model: nn.Module, images: Tensor) -> int:
+    """What a network takes for these images, in eval mode."""
+    from torch.utils.flop_counter import FlopCounterMode  # which brings Triton along where it is installed
+
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model.eval()(images)
+    return int(counter.get_total_flops()) // 2
+
+
 def note_on_exactness(model: nn.Module, shape: Sequence[int], config: Config) -> str:
     """A sentence for a network whose strides or head are not exact on images of `shape`; none for others.
 

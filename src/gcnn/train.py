@@ -45,6 +45,7 @@ from gcnn.runs import (
     make_model,
     mean_and_std,
     measured,
+    multiplications,
     names_the_root,
     note_on_exactness,
     pick_device,
@@ -388,8 +389,6 @@ def _holds_settings(path: Path) -> bool:
 
 def _check_takes(model: nn.Module, shape: Sequence[int], config: Config) -> int:
     """How many multiplications an image of this shape takes; a ValueError unless the network takes it."""
-    from torch.utils.flop_counter import FlopCounterMode  # which brings Triton along where it is installed
-
     sides = " x ".join(str(n) for n in shape[1:])
     for m in model.modules():
         if isinstance(m, ToHexagonal):
@@ -400,9 +399,7 @@ def _check_takes(model: nn.Module, shape: Sequence[int], config: Config) -> int:
                     f"{config.model} cannot take images of {sides}: {error}; take smaller ones, or a --model such as resnet18"
                 ) from error
     try:
-        with torch.no_grad(), FlopCounterMode(display=False) as counter:
-            model.eval()(torch.zeros(1, *shape))
-        return counter.get_total_flops() // 2
+        return multiplications(model, torch.zeros(1, *shape))
     except (RuntimeError, ValueError) as error:
         raise ValueError(
             f"{config.model} cannot take images of {sides}: {error}; take larger ones, or another --model"

@@ -90,7 +90,7 @@ class GBatchNorm(nn.modules.batchnorm._BatchNorm):
         if by_batch and (traced() or not has_fast_norm(x.device)):
             return super().forward(x if x.ndim < 6 else x.flatten(2, 3)).reshape(x.shape)  # cudnn takes five axes
         if by_batch:
-            self._check_count(x, x.numel() // x.shape[1])
+            self._check_count(x)
         if x.is_cuda and self.momentum is not None and not traced() and few(x, x.numel()):
             rows = x.movedim((2, 1), (-2, -1))  # (N, *X, S, K)
             if rows.is_contiguous():
@@ -117,15 +117,15 @@ class GBatchNorm(nn.modules.batchnorm._BatchNorm):
         last = planes.movedim(1, -1).is_contiguous()  # as (N, cells, S K), else (N, S K, cells)
         rows = planes.movedim(1, -1).flatten(1, -2) if last else planes.flatten(2)
         inside: Tensor = Inside.apply(rows, cells, 1 if last else 2)
-        self._check_count(x, inside.numel() // x.shape[1])
+        self._check_count(x)
         running, rate = self._running()
         y = tied_batch_norm(inside.mT if last else inside, elements, self.weight, self.bias, self.eps, running, rate)
         rows = Whole.apply(y.mT if last else y, cells, 1 if last else 2, math.prod(x.shape[-self.group.dim :]))
         y = rows.unflatten(1, planes.shape[2:]).movedim(-1, 1) if last else rows.view_as(planes)
         return from_planes(y, elements)
 
-    def _check_count(self, x: Tensor, count: int) -> None:
-        if count == 1:
+    def _check_count(self, x: Tensor) -> None:
+        if x.numel() == x.shape[1]:  # a hexagonal domain of more cells than one has seven
             raise ValueError(
                 f"GBatchNorm({self.group}, {self.num_features}): one value a channel has no variance, got {tuple(x.shape)}"
             )
@@ -157,7 +157,7 @@ class GBatchNorm(nn.modules.batchnorm._BatchNorm):
         if together:
             total = _over_processes(total)
         else:
-            self._check_count(x, x.numel() // x.shape[1])  # a domain of more cells than one has seven
+            self._check_count(x)
         count = total[-1].detach()
         mean = total[:-1] / count
         centred = inside - mean.reshape(channel)
