@@ -328,6 +328,10 @@ def speed() -> str:
         if row["mode"] == "train" and row["case"] in ("p4 K=10 28px", "p4 K=32 28px", "p4m K=11 32px", "p4m K=23 16px"):
             other.setdefault(row["candidate"], {})[row["case"]] = row["ms"]
     lost = [f"{case} {escnn / other['gcnn'][case]:.2f}" for case, escnn in other["escnn"].items()]
+    newer = {row["case"]: row["ratio"] for row in record("2026-11-18_speed_cpu", "speed")["rows"] if row["candidate"] == "gcnn"}
+    wide = {case: ratio for case, ratio in newer.items() if ratio < 0.9}
+    gained = ", ".join(f"{case} {ratio:.2f}" for case, ratio in wide.items())
+    rest = [ratio for case, ratio in newer.items() if case not in wide]
     built = {k: v for k, v in r["construction"].items() if "ResNet44" in k}
     words = ", ".join(f"{k.split(', ')[1]} {v:.2f} s" for k, v in built.items())
     rows.append("")
@@ -338,8 +342,10 @@ def speed() -> str:
         f"Building the layers of a p4m ResNet44: {words}.\n\n"
         "How much channels last gain, which the peers do not use, depends on the machine: on "
         f"another one escnn took, as a multiple of gcnn's time, {', '.join(lost)}. "
-        f"Compiled by torch.compile, as a multiple of the planar twin compiled: {beside}. Record: "
-        "`benchmarks/records/2026-11-15_speed_cpu`."
+        "Where convolutions multiply twice as fast as matrix products (an AMD EPYC of the Zen 5 generation), `auto` takes the "
+        f"Fourier algorithm for wider layers alone: gcnn took {gained} of the bound, and {min(rest):.2f} to {max(rest):.2f} in "
+        f"the other cases. Compiled by torch.compile, as a multiple of the planar twin compiled: {beside}. Record: "
+        "`benchmarks/records/2026-11-15_speed_cpu` and `2026-11-18_speed_cpu`."
     )
     return "\n".join(rows)
 

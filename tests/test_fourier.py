@@ -14,7 +14,7 @@ from common import every_group, feature_map, some_groups
 from gcnn import GROUPS, Group, O, Oh, p4, p4m, p6m
 from gcnn.functional import gcorr
 from gcnn.irreps import fourier_matrix, irreps, irreps_of_table, multiplications
-from gcnn.kernels.fourier import Algorithm, pays
+from gcnn.kernels.fourier import Algorithm, gain_of_convolutions, pays
 from gcnn.nn import GConv, LiftConv
 from gcnn.testing import equivariance_error
 
@@ -209,9 +209,13 @@ def test_auto_chooses_and_changes_nothing_but_time() -> None:
     assert pays(Oh, 16, 16, 27, 4096)
     assert not pays(p4m, 8, 8, 9, 8192)  # too few channels
     assert not pays(p4m, 64, 64, 9, 64)  # too few points
+    assert pays(p4m, 40, 40, 9, 8192)
+    assert not pays(p4m, 40, 40, 9, 8192, gain=1.9)  # where convolutions are faster than products
+    assert pays(p4m, 64, 64, 9, 8192, gain=1.9)
+    assert gain_of_convolutions() in (1.0, 1.9)
     torch.manual_seed(0)
-    auto, x = GConv(p4m, 40, 40, 3, padding=1), torch.randn(4, 40, 8, 12, 12)
-    planar = GConv(p4m, 40, 40, 3, padding=1, algorithm="planar")
+    auto, x = GConv(p4m, 80, 80, 3, padding=1), torch.randn(4, 80, 8, 12, 12)
+    planar = GConv(p4m, 80, 80, 3, padding=1, algorithm="planar")
     planar.load_state_dict(auto.state_dict())  # the algorithm is no part of the model
     with torch.profiler.profile() as profile:
         y = auto(x)
