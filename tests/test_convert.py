@@ -1379,6 +1379,31 @@ def test_gates_after_concatenations_leave_widths_their_choice(group: Group, widt
     assert convert(net, group, "cost", example=x)(x).shape == net(x).shape
 
 
+class GatedAndSqueezed(nn.Module):
+    """Widths that must be halved, others that meet in sums of concatenations, and one that neither has a part in."""
+
+    def __init__(self, top: int, hidden: int) -> None:
+        super().__init__()
+        self.s, self.o = conv(3, top), conv(top // 2, 16)
+        self.x, self.y, self.z = conv(16, 16), conv(16, 32), conv(16, 48, 1)
+        self.q, self.r, self.f = conv(48, hidden, 1), conv(hidden, 48, 1), nn.Linear(48, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.o(gated(self.s(x)))
+        y = F.relu(torch.cat([self.x(x), self.y(x)], 1) + self.z(x))
+        found: Tensor = self.f((y * torch.sigmoid(self.r(F.relu(self.q(y))))).mean((2, 3)))
+        return found
+
+
+@pytest.mark.parametrize(("top", "hidden"), [(160, 5), (160, 6), (160, 7), (64, 4)])
+def test_fractions_that_fail_leave_nothing_behind(top: int, hidden: int) -> None:
+    net = GatedAndSqueezed(top, hidden)
+    made: Any = convert(net, p4m, example=torch.randn(2, 3, 9, 9))
+    count = [sum(p.numel() for p in each.parameters()) for each in (net, made)]
+    assert 0.85 < count[1] / count[0] < 1.1
+    assert made.q.out_channels <= hidden
+
+
 @pytest.mark.parametrize("how", [torch.rsqrt, torch.reciprocal, lambda x: torch.clamp_min(x, 0.1), lambda x: x.clamp_max(0.5)])
 def test_functions_of_single_numbers_before_several_images_meet(how: Any) -> None:
     net = WrittenForTwo(lambda s, x, m: s.d(F.relu(s.a(how(x)) + s.b(m))).mean((2, 3)), a=conv(3, 8), b=conv(3, 8), d=conv(8, 2))

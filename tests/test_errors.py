@@ -56,6 +56,7 @@ FUNCTIONS: list[tuple[Callable[[], Any], str]] = [
         lambda: gcorr(p4, torch.rand(1, 6, 4, 9, 9), torch.rand(6, 1, 4, 3, 3), groups=3),
         r"correlate: expected filters for 6 channels in groups \(=3\), \(K_out, 2, ...\), got \(6, 1, 36\)",
     ),
+    (lambda: gcorr(p4, zeros(1, 6, 9, 9), zeros(4, 3, 3, 3), groups=0), "groups must be a positive whole number, got 0"),
     (
         lambda: correlate(p4, zeros(1, 2, 4, 6, 6), zeros(3, 1, 9), None, (3, 3), stabilizer=range(4), depthwise=True),
         r"correlate: expected depthwise filters, \(a multiple of 2, 1, ...\), got \(3, 1, 9\)",

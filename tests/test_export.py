@@ -993,13 +993,28 @@ def test_hooks_are_refused_by_name() -> None:
         handle.remove()
     net[1].register_forward_hook(lambda _, x, y: 2 * y)
     x = torch.randn(2, 1, 9, 9)
+    layer = LiftConv(p4, 1, 2, 3)
+    layer.register_forward_pre_hook(lambda *_: None)
+    with pytest.raises(ValueError, match=r"^planar: the layer \(LiftConv\) has hooks"):
+        planar(layer)
     torch.testing.assert_close(planar(net)(x), net(x))
 
 
 def test_a_name_that_torch_fx_keeps_for_itself() -> None:
-    net = Optional()
-    net.add_module("code", nn.Identity())
-    with pytest.raises(ValueError, match=r"^planar: Optional\.code has a name that the modules of torch.fx keep"):
+    net = Optional().eval()
+    net.register_buffer("code", torch.ones(1))  # which nothing asks for
+    x = torch.randn(2, 1, 9, 9)
+    torch.testing.assert_close(planar(net)(x), net(x))
+
+    class Named(Optional):
+        def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+            code: Any = self.code
+            found: Tensor = super().forward(x) * code
+            return found
+
+    net = Named()
+    net.register_buffer("code", torch.ones(1))
+    with pytest.raises(ValueError, match=r"^planar: Named\.code has a name that the modules of torch.fx keep"):
         planar(net)
 
 

@@ -18,11 +18,12 @@ from torch import Tensor
 
 from common import ALL, every_group, feature_map, some_groups, space
 from gcnn import GROUPS, Group, Oh, line, p3, p4, p4m, p6, p6m
-from gcnn.functional import act, avg_pool, gconv, gcorr, involution, max_pool, transform_filter, upsample
+from gcnn.functional import act, avg_pool, correlate, gconv, gcorr, involution, max_pool, transform_filter, upsample
 from gcnn.indices import index_table, support
 from gcnn.kernels.expand import _collect, _expand, numbers_of
 from gcnn.lattice import domain_mask, mask_outside
 from gcnn.layout import as_tensor
+from gcnn.nn import GConv
 
 CPU = torch.device("cpu")
 
@@ -409,3 +410,10 @@ def test_wrong_arguments_say_why() -> None:
         upsample(p4, image, scale_factor=2, mode="cubic")
     with pytest.raises(ValueError, match=r"kernel_size \(2, 2\) has empty support under p6"):
         gcorr(GROUPS["p6"], torch.randn(1, 1, 5, 5), torch.randn(1, 1, 2, 2))
+
+
+def test_tables_of_a_layer_spare_nothing_but_checks() -> None:
+    layer, x = GConv(p4, 4, 6, 3), torch.rand(2, 4, 4, 9, 9)
+    whole = correlate(p4, x, layer.weight, None, (3, 3), padding="same")
+    torch.testing.assert_close(correlate(p4, x, layer.weight, None, (3, 3), padding="same", tables=layer.tables), whole)
+    torch.testing.assert_close(correlate(p4, x, layer.weight, None, (3, 3), 1, 1, 1, tables=layer.tables), whole)

@@ -271,14 +271,14 @@ def _fitted(build: Converter | _Replacer, factor: float) -> float:
     """The factor at which the new network has about as many parameters as the old one."""
     found, off = _fit(build, factor)
     if isinstance(build, Converter) and build.unit and off > math.log(1.1):
-        chosen = build.unit
+        chosen = build.unit, build.multiple
         for unit in build.units[1:]:
-            build.unit = unit
+            build.unit, build.multiple = unit, 1
             with suppress(ValueError):  # sums do not stay sums
                 again, less = _fit(build, factor)
                 if less < off:
-                    chosen, found, off = unit, again, less
-        build.unit = chosen
+                    chosen, found, off = (unit, build.multiple), again, less
+        build.unit, build.multiple = chosen
         if off > math.log(1.25):
             raise _no_fraction(build, f"has about {build.parameters()} parameters")
     return found
@@ -311,11 +311,12 @@ def _at_a_fraction(build: Converter, made: fx.GraphModule, factor: float) -> fx.
     for unit in build.units[1:]:
         if near():
             return made
-        before, build.unit = build.unit, unit
+        before = build.unit, build.multiple
+        build.unit, build.multiple = unit, 1
         try:
             made = build.at(factor)
         except ValueError:  # sums do not stay sums
-            build.unit = before
+            build.unit, build.multiple = before
     if not near():
         raise _no_fraction(build, f"is near {factor:g}")
     return made
@@ -566,16 +567,17 @@ def _runs(model: nn.Module, example: Tensor | tuple[Tensor, ...], training: bool
 def _replaced(build: _Replacer, factor: float, example: Tensor | tuple[Tensor, ...]) -> nn.Module:
     """The network with its modules replaced, tried on the example."""
     made = build.at(factor)
-    modes = [False, True] if _runs(build.model, example, training=True) else [False]
+    training = False
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            for training in modes:
+            for training in (False, True) if _runs(build.model, example, training=True) else (False,):
                 copy.deepcopy(made).train(training)(*inputs_for(made, example))
     except Exception as error:
         linear = [name for name, m in build.leaves if isinstance(m, nn.Linear) and name not in build.heads]
         left = f"{', '.join(linear)} stayed as before: " if linear else ""
+        mode = " in training mode" if training else ""
         raise ValueError(
-            f"convert: {type(build.model).__name__} cannot be traced by torch.fx, and with its modules replaced it fails: "
+            f"convert: {type(build.model).__name__} cannot be traced by torch.fx, and with its modules replaced it fails{mode}: "
             f"{error} ({left}{build.taken}). Convert the parts between the branches of its forward, one at a time; where "
             'widths do not fit, keep="channels" keeps them'
         ) from error

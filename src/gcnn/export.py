@@ -67,13 +67,8 @@ def planar(model: nn.Module, fold: bool = False, example: Tensor | tuple[Tensor,
         if type(model).__module__.startswith(("torch.nn.parallel", "torch._dynamo")) and hasattr(model, inside):
             raise ValueError(f"planar: the network is inside a {type(model).__name__}; give planar model.{inside}")
     for name, m in model.named_modules():
-        if m is model or is_layer(m):
-            hooks = (*m._forward_pre_hooks.values(), *m._forward_hooks.values())
-            if any(not type(hook).__module__.startswith("torch.nn.utils.") for hook in hooks):  # weight_norm and prune have some
-                raise ValueError(
-                    f"planar: {name or 'the network'} ({type(m).__name__}) has hooks, which would be lost; remove them first, "
-                    "handle.remove(), and put them on the result"
-                )
+        if is_layer(m):
+            _check_hooks(name or "the layer", m)
     if is_layer(model):
         model = nn.Sequential(model).train(model.training)
     inputs = None if example is None else _inputs(model, example)
@@ -273,6 +268,16 @@ def _folded(model: fx.GraphModule) -> fx.GraphModule:
 # --- how networks are traced ---------------------------------------------------------------------------------------------------
 
 
+def _check_hooks(name: str, module: nn.Module) -> None:
+    """Raises a ValueError where a module that is not kept has hooks; those of weight_norm, prune and the like are done."""
+    hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+    if any(not type(hook).__module__.startswith("torch.nn.utils.") for hook in hooks):
+        raise ValueError(
+            f"planar: {name} ({type(module).__name__}) has hooks, which would be lost; remove them first, handle.remove(), and "
+            "put them on the result"
+        )
+
+
 def _plain(model: nn.Module, fold: bool, inputs: list[Any] | None) -> nn.Module:
     """The network, in plain modules; inputs tell what cannot be told before it runs."""
     own, tracer = _own(model), _Tracer(inputs)  # tracing leaves constants in it, and what a forward keeps
@@ -288,6 +293,7 @@ def _plain(model: nn.Module, fold: bool, inputs: list[Any] | None) -> nn.Module:
                 "sizes then go its way, and what cannot be traced has its layers replaced one by one"
             ) from error
         return _replaced(model, fold, _calls(model, inputs), "the network", error)
+    _check_hooks("the network", model)
     for node in graph.nodes:
         if node.op == "placeholder":
             node.args = ()  # what was given may have decided branches, and is to be given always

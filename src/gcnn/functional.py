@@ -231,12 +231,11 @@ def correlate(
     >>> torch.allclose(one, other, atol=1e-4)
     True
     """
-    steps: Any = stride
-    spread_by: Any = dilation
-    pads: Any = padding
     check_algorithm(algorithm)
+    steps = stride if isinstance(stride, tuple) else as_tuple(group, stride, "stride")
+    spread_by = dilation if isinstance(dilation, tuple) else as_tuple(group, dilation, "dilation")
+    pads = padding if isinstance(padding, tuple) else whole_padding(group, kernel_size, steps, padding, spread_by)
     if tables is None:  # layers have looked already
-        steps, spread_by = as_tuple(group, stride, "stride"), as_tuple(group, dilation, "dilation")
         for name, value in (("stride", steps), ("padding", padding), ("dilation", spread_by), ("kernel_size", kernel_size)):
             if not isinstance(value, str):
                 check_axes(group, f"correlate: {name}", as_tuple(group, value, name))
@@ -249,7 +248,8 @@ def correlate(
                 f"{tuple(x.shape)}; use x.unflatten(1, (-1, {cosets})) for planes, or, if their elements come first, "
                 f"x.unflatten(1, ({cosets}, -1)).transpose(1, 2); stabilizer=range({group.order}) for an image"
             )
-        pads = whole_padding(group, kernel_size, steps, padding, spread_by)
+    if groups < 1:
+        raise ValueError(f"correlate: groups must be a positive whole number, got {groups}")
     k_in = x.shape[1]
     seen = 1 if depthwise else k_in // groups
     if weight.ndim == 3 and (weight.shape[1] != seen or k_in % groups or (depthwise and len(weight) % k_in)):

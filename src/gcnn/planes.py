@@ -80,7 +80,7 @@ class Planar(NewGraph):
 
     def build(self) -> fx.GraphModule:
         """The new network."""
-        check_names(self.model, "planar")
+        check_names(self.model, self.old, "planar")
         for node in self.old.nodes:
             handle: Callable[[fx.Node], Any] = getattr(self, f"_{node.op}")
             found = handle(node)

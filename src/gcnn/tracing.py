@@ -96,9 +96,9 @@ def module_of(model: nn.Module, node: fx.Node) -> nn.Module | None:
     return model.get_submodule(str(node.target)) if node.op == "call_module" else None
 
 
-def check_names(model: nn.Module, caller: str) -> None:
-    """Raises a ValueError where a part of the network has a name that torch.fx's modules keep for themselves."""
-    for name in (*model._modules, *model._parameters, *model._buffers):
+def check_names(model: nn.Module, graph: fx.Graph, caller: str) -> None:
+    """Raises a ValueError where the graph needs a part of the network whose name torch.fx's modules keep for themselves."""
+    for name in {str(node.target).partition(".")[0] for node in graph.nodes if node.op in ("call_module", "get_attr")}:
         if name in ("meta", "_graph") or hasattr(fx.GraphModule, name):
             raise ValueError(
                 f"{caller}: {type(model).__name__}.{name} has a name that the modules of torch.fx keep for themselves; give "

@@ -131,7 +131,7 @@ class Converter:
                     raise ValueError(f"convert: {error}") from None
 
     def _built(self) -> fx.GraphModule:
-        check_names(self.model, "convert")
+        check_names(self.model, self.old_graph, "convert")
         self.graph, self.root = fx.Graph(), nn.Module()
         self.values: dict[fx.Node, Value] = {}
         self.made: dict[str, nn.Module] = {}
