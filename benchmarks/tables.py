@@ -19,7 +19,7 @@ RECORDS = ROOT / "benchmarks" / "records"
 FIRST, SECOND, THIRD = "2026-11-15_rotated_mnist", "2026-11-15_authors_settings", "2026-11-15_second_settings"
 FOURTH, FIFTH = "2026-11-15_third_settings", "2026-11-16_rotated_mnist"
 PROGRAM = "2026-11-16_authors_program"
-FUSED, SERVING = "2026-11-16_fused_h200", "2026-11-16_serving_h200"
+FUSED, SERVING, NEWER = "2026-11-16_fused_h200", "2026-11-16_serving_h200", "2026-11-18_speed_cpu"
 ROWS = [  # folder, record, what it is, the paper's number
     (SECOND, "paper_z2cnn", "Z2CNN, the authors' settings", "5.03 ± 0.20"),
     (FIRST, "paper_z2cnn", "Z2CNN, no small turns, norms estimated without dropout", ""),
@@ -330,7 +330,7 @@ def speed() -> str:
         if row["mode"] == "train" and row["case"] in ("p4 K=10 28px", "p4 K=32 28px", "p4m K=11 32px", "p4m K=23 16px"):
             other.setdefault(row["candidate"], {})[row["case"]] = row["ms"]
     lost = [f"{case} {escnn / other['gcnn'][case]:.2f}" for case, escnn in other["escnn"].items()]
-    newer = {row["case"]: row["ratio"] for row in record("2026-11-18_speed_cpu", "speed")["rows"] if row["candidate"] == "gcnn"}
+    newer = {row["case"]: row["ratio"] for row in record(NEWER, "speed")["rows"] if row["candidate"] == "gcnn"}
     wide = {case: ratio for case, ratio in newer.items() if ratio < 0.9}
     gained = ", ".join(f"{case} {ratio:.2f}" for case, ratio in wide.items())
     rest = [ratio for case, ratio in newer.items() if case not in wide]
@@ -416,6 +416,12 @@ def serving() -> str:
         times = {(row["case"], row["candidate"]): row["ms"] for row in r["rows"]}
         for case in {row["case"]: None for row in r["rows"]}:
             cells.setdefault(case, []).append(f"{times[case, 'gcnn'] / times[case, 'gcnn planar()']:.2f}")
+    newer: dict[str, list[str]] = {}
+    for size in sizes:
+        times = {(row["case"], row["candidate"]): row["ms"] for row in record(NEWER, f"serving_batch{size}")["rows"]}
+        for case in cells:
+            newer.setdefault(case, []).append(f"{times[case, 'gcnn'] / times[case, 'gcnn planar()']:.2f}")
+    there = "; ".join(f"{case} {', '.join(found)}" for case, found in newer.items())
     gpu = record(SERVING, "serving")
     names = ("case", "batch", "precision", "how", "candidate")
     ratios = {tuple(row[k] for k in names): row["ratio"] for row in gpu["rows"]}
@@ -431,8 +437,9 @@ def serving() -> str:
     rows.append("")
     rows.append(
         f"Times the speed of the network as it is, in eval mode. {r['device']}, float32, torch {r['torch']}; {gpu['device']}, "
-        f"torch {gpu['torch']}, replayed as CUDA graphs, and launched from Python on a slow host. Records: "
-        f"`benchmarks/records/{folder}` and `{SERVING}`."
+        f"torch {gpu['torch']}, replayed as CUDA graphs, and launched from Python on a slow host. On a newer CPU (AMD EPYC, "
+        f"Zen 5), batches of 1, 8 and 32: {there}. Records: "
+        f"`benchmarks/records/{folder}`, `{NEWER}` and `{SERVING}`."
     )
     return "\n".join(rows)
 
