@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from gcnn import GROUPS
+from gcnn.export import planar
 from gcnn.nn import CosetPool, GBatchNorm, GConv, GDepthwiseConv, GMaxPool, LiftConv
 from gcnn.testing import equivariance_error, explain
 
@@ -34,8 +35,9 @@ def main() -> None:
         z.square().sum().backward()
         ours, theirs = ([p.grad.cpu() for p in m.parameters() if p.grad is not None] for m in (net, there))
         gradients = max(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True))
+        plain = float((planar(there)(x.cuda()) - there.eval()(x.cuda())).detach().abs().max())
         print(
-            f"{name}: output {float((y - z.cpu()).detach().abs().max()):.1e}, gradients {gradients:.1e}, "
+            f"{name}: output {float((y - z.cpu()).detach().abs().max()):.1e}, gradients {gradients:.1e}, planar form {plain:.1e}, "
             f"equivariance {equivariance_error(there, group, x.cuda()):.1e}, explain {explain(there, x.cuda(), group).exact}"
         )
 
