@@ -37,7 +37,7 @@ def main() -> None:
         gradients = max(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True))
         plain = float((planar(there)(x.cuda()) - there.eval()(x.cuda())).detach().abs().max())
         print(
-            f"{name}: output {float((y - z.cpu()).detach().abs().max()):.1e}, gradients {gradients:.1e}, planar form {plain:.1e}, "
+            f"{name}: output {float((y - z.cpu()).detach().abs().max()):.1e}, gradients {gradients:.1e}, planar {plain:.1e}, "
             f"equivariance {equivariance_error(there, group, x.cuda()):.1e}, explain {explain(there, x.cuda(), group).exact}"
         )
 
