@@ -1,10 +1,11 @@
-"""Writes the tables of README and docs from the records: `python benchmarks/tables.py`; with --check says if they are stale."""
+"""Makes tables and pictures of README and docs of the records: `python benchmarks/tables.py`; --check says if they are stale."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import math
+import re
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
@@ -459,20 +460,31 @@ def savings() -> str:
     return "\n".join(rows)
 
 
-def fourier() -> str:
-    """What the Fourier algorithm gains over the planar bound, by the number of channels."""
+def fourier_gains() -> dict[tuple[str, str], tuple[float, float, bool]]:
+    """The speed of the Fourier algorithm on an H200 as a multiple of the bound, by layer and precision.
+
+    Forward, forward with backward, and whether it was measured in a later run than the bound.
+    """
     folder = "2026-11-15_fourier_h200"
-    r, blocks, cpu = record(folder, "algorithms"), record(folder, "blocks"), record("2026-11-15_speed_cpu", "speed")
-    later = {(row["case"], row["precision"]): row["forward_ms_train_ms_by_megabytes"]["as built"] for row in blocks["rows"]}
+    blocks = record(folder, "blocks")["rows"]
+    later = {(row["case"], row["precision"]): row["forward_ms_train_ms_by_megabytes"]["as built"] for row in blocks}
     newer = [("2026-11-16_fourier_h200", "algorithms"), *((FUSED, name) for name in ("algorithms", "half_maps", "octahedral"))]
     again = {(row["case"], row["precision"]): row for place in newer for row in record(*place)["rows"]}
     later = {key: times for key, times in later.items() if key not in again}
+    found = {}
+    for key, row in ({(row["case"], row["precision"]): row for row in record(folder, "algorithms")["rows"]} | again).items():
+        forward, train = later.get(key, [row["gcnn forward"], row["gcnn train"]])
+        bounds = [min(row.get(f"planar {way} {mode}", math.inf) for way in ("nchw", "nhwc")) for mode in ("forward", "train")]
+        found[key] = bounds[0] / forward, bounds[1] / train, key in later
+    return found
+
+
+def fourier() -> str:
+    """What the Fourier algorithm gains over the planar bound, by the number of channels."""
+    folder, cpu = "2026-11-15_fourier_h200", record("2026-11-15_speed_cpu", "speed")
     found: dict[str, dict[str, str]] = {}
-    for (case, kind), row in ({(row["case"], row["precision"]): row for row in r["rows"]} | again).items():
-        ours = later.get((case, kind), [row["gcnn forward"], row["gcnn train"]])
-        planar = [[row.get(f"planar {memory} {mode}", math.inf) for memory in ("nchw", "nhwc")] for mode in ("forward", "train")]
-        gains = [f"{min(bounds) / ms:.2f}" for bounds, ms in zip(planar, ours, strict=True)]
-        found.setdefault(case, {})[kind] = ", ".join(gains) + ("*" if (case, kind) in later else "")
+    for (case, kind), (forward, train, later) in fourier_gains().items():
+        found.setdefault(case, {})[kind] = f"{forward:.2f}, {train:.2f}" + ("*" if later else "")
     for row in record("2026-11-16_speed_h200", "layers")["rows"]:
         if (row["case"], row["how"], row["candidate"]) == ("Oh K=8 16px", "graph", "gcnn"):
             found["Oh K=8 16px"] = {row["precision"]: f"-, {1 / row['ratio']:.2f}"}
@@ -501,6 +513,47 @@ def fourier() -> str:
         f"{folder}`, `2026-11-16_fourier_h200`, `{FUSED}`, `2026-11-16_speed_h200` and `2026-11-15_speed_cpu`."
     )
     return "\n".join(rows)
+
+
+def curve() -> str:
+    """The picture of `fourier_gains` over the number of channels, for 3x3 layers of p4m: lines for maps of 16 pixels."""
+    lines = {"float32": "#d8344a", "tf32": "#3f7fd8", "bf16": "#2f9e62"}
+    left, wide, high, top = 45, 300, 260, 30
+    width, height = 2 * (left + wide) + 20, high + 80
+    parts = [f'<rect width="{width}" height="{height}" fill="#fff"/>']
+
+    def place(k: float, gain: float, panel: int) -> tuple[float, float]:
+        across, up = math.log(k / 9, 32), math.log(gain / 0.11, 128)
+        return left + panel * (wide + left) + across * wide, top + (1 - up) * high
+
+    for panel, title in enumerate(("forward", "forward and backward")):
+        begin, end = place(9, 1, panel)[0], place(288, 1, panel)[0]
+        parts.append(f'<text x="{(begin + end) / 2:.0f}" y="18">{title}</text>')
+        for tick in (0.125, 0.25, 0.5, 1, 2, 4, 8):
+            y, stroke = place(9, tick, panel)[1], 'stroke="#222" stroke-dasharray="5 3"' if tick == 1 else 'stroke="#ddd"'
+            parts.append(f'<path d="M{begin:.0f} {y:.1f}H{end:.0f}" {stroke}/>')
+            parts.append(f'<text x="{begin - 20:.0f}" y="{y + 4:.1f}">{tick:g}</text>')
+        for k in (11, 23, 32, 64, 128, 256):
+            parts.append(f'<text x="{place(k, 1, panel)[0]:.0f}" y="{top + high + 18}">{k}</text>')
+        for (case, kind), gain in fourier_gains().items():
+            found = re.fullmatch(r"p4m K=(\d+) (\d+)px", case)
+            if found and found[2] != "16":
+                x, y = place(int(found[1]), gain[panel], panel)
+                parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="#fff" stroke="{lines[kind]}" stroke-width="2"/>')
+        for kind, color in lines.items():
+            known = {k: fourier_gains().get((f"p4m K={k} 16px", kind)) for k in (23, 32, 50, 64, 96, 128, 256)}
+            points = [place(k, gain[panel], panel) for k, gain in known.items() if gain]
+            path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+            parts.append(f'<path d="M{path}" fill="none" stroke="{color}" stroke-width="2"/>')
+            parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{color}"/>' for x, y in points]
+    for row, (kind, color) in enumerate(lines.items()):
+        parts.append(f'<text x="{left + 45}" y="{top + 22 + 17 * row}" style="fill:{color}">{kind.replace("tf", "TF")}</text>')
+    words = "channels K of a 3x3 layer of p4m; filled: maps of 16 pixels, hollow: of 8 and 32"
+    parts.append(f'<text x="{width // 2}" y="{height - 12}">{words}</text>')
+    style = "<style>text{font:13px Georgia,serif;fill:#222;text-anchor:middle}</style>"
+    title = "<title>Speed of the Fourier algorithm on an H200 as a multiple of the planar bound, over the channels</title>"
+    box = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {box} role="img">{title}{style}\n' + "\n".join(parts) + "</svg>\n"
 
 
 TABLES = {
@@ -539,11 +592,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
-    for path in PAGES:
-        if check and filled(path) != path.read_text():
-            raise SystemExit(f"{path.name} has other numbers than the records: run python benchmarks/tables.py")
+    made = {path: filled(path) for path in PAGES} | {ROOT / "docs" / "fourier.svg": curve()}
+    for path, text in made.items():
         if not check:
-            path.write_text(filled(path))
+            path.write_text(text)
+        elif not path.is_file() or path.read_text() != text:
+            raise SystemExit(f"{path.name} has other numbers than the records: run python benchmarks/tables.py")
 
 
 if __name__ == "__main__":

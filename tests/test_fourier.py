@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from common import every_group, feature_map, some_groups
 from gcnn import GROUPS, Group, O, Oh, p4, p4m, p6m
@@ -278,5 +277,16 @@ def test_what_the_planar_algorithm_refuses_is_refused(options: dict[str, Any], m
 def test_wrong_algorithms_say_so() -> None:
     with pytest.raises(ValueError, match=r'GConv\(p4, 1 -> 1\): algorithm must be "auto", "planar" or "fourier", got \'fft\''):
         GConv(p4, 1, 1, 3, algorithm="fft")  # type: ignore[arg-type]
-    assert "algorithm='fourier'" in repr(GConv(p4, 1, 1, 3, algorithm="fourier"))
-    nn.Sequential(LiftConv(p4, 1, 2, 3), GConv(p4, 2, 2, 3, algorithm="fourier"))(torch.randn(1, 1, 9, 9))
+    for layer in (LiftConv, GConv):
+        assert "algorithm='fourier'" in repr(layer(p4, 1, 1, 3, algorithm="fourier"))
+
+
+def test_images_are_lifted_by_either_algorithm() -> None:
+    torch.manual_seed(0)
+    lift = LiftConv(p4m, 3, 4, 3, padding=1, stride=2, algorithm="fourier").double()
+    x = torch.randn(2, 3, 9, 9, dtype=torch.double)
+    with torch.profiler.profile() as profile:
+        y = lift(x)
+    assert "_Fourier" in {event.key for event in profile.key_averages()}
+    lift.algorithm = "planar"
+    torch.testing.assert_close(y, lift(x), rtol=1e-11, atol=1e-11)

@@ -322,14 +322,15 @@ class GConv(_Filters):
 class LiftConv(GConv):
     """G-correlation of an image (N, K_in, *X) with learned filters on the plane: a G-map (N, K_out, S, *Y) (eq. 10).
 
-    The first layer of a G-CNN: a GConv whose input has the whole point group as stabilizer. Its arguments are GConv's.
+    The first layer of a G-CNN: a GConv whose input has the whole point group as stabilizer. Its arguments are GConv's; "fourier"
+    gains nothing here, so that "auto" is "planar".
 
     >>> from gcnn import p6m
     >>> LiftConv(p6m, 3, 16, 3, padding=1)(torch.rand(2, 3, 9, 9)).shape
     torch.Size([2, 16, 12, 9, 9])
     """
 
-    _shown: tuple[str, ...] = ("kernel_size", "stride", "padding", "dilation", "padding_mode")
+    _shown: tuple[str, ...] = ("kernel_size", "stride", "padding", "dilation", "padding_mode", "algorithm")
 
     def __init__(
         self,
@@ -343,6 +344,7 @@ class LiftConv(GConv):
         groups: int = 1,
         bias: bool = True,
         padding_mode: Literal["zeros", "reflect", "replicate", "circular"] = "zeros",
+        algorithm: Algorithm = "auto",
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -359,6 +361,7 @@ class LiftConv(GConv):
             bias,
             padding_mode,
             stabilizer=range(group.order),
+            algorithm=algorithm,
             device=device,
             dtype=dtype,
         )
