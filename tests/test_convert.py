@@ -1050,7 +1050,7 @@ def test_networks_that_return_several_tensors() -> None:
     y = made(x)
     assert [y["class"].shape, y["maps"][0].shape, y["maps"][1].shape] == [(2, 5), (2, 2, 9, 9), (2, 4, 5, 5)]
     for pick in (lambda r: r["class"], lambda r: r["maps"][0], lambda r: r["maps"][1]):
-        assert equivariance_error(lambda t, p=pick: p(made.eval()(t)), p4m, x) < 1e-4  # type: ignore[misc]
+        assert equivariance_error(lambda t, p=pick: p(made.eval()(t)), p4m, x) < 1e-4
     with pytest.raises(ValueError, match=r"(?s)number 2 of the 3 tensors that it returns, is not equivariant.*stride"):
         convert(net, p4m, example=torch.randn(2, 3, 8, 8))
 

@@ -248,7 +248,7 @@ def figures() -> Any:
 def test_the_pictures_of_the_pages_are_what_the_code_draws() -> None:
     drawn = figures().pictures()
     kept = {path for pattern in ("*.svg", "groups/*") for path in (ROOT / "docs").glob(pattern)}
-    assert kept == set(drawn)
+    assert kept - {ROOT / "docs/fourier.svg"} == set(drawn)  # that one is made of records, by benchmarks/tables.py
     for path, picture in drawn.items():
         assert path.read_text(encoding="utf-8") == picture, f"{path.name}: draw it again, python docs/figures.py"
         assert len(picture) < (400_000 if path.name == "turning.svg" else 10_000)

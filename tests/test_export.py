@@ -1055,6 +1055,37 @@ def test_what_a_plain_network_would_lose_is_refused(net: nn.Module, words: str) 
         planar(net, example=torch.rand(5, 1, 9, 9))
 
 
+def test_onnx_files_of_networks_of_several_inputs(tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.see, self.pool = LiftConv(p4, 2, 3, 3, padding=1), CosetPool(p4)
+
+        def forward(self, image: Tensor, weights: Tensor) -> Tensor:
+            y: Tensor = self.pool(self.see(image) * weights[:, :, None, None, None])
+            return y
+
+    net, x = Both().eval(), (torch.rand(1, 2, 8, 8), torch.rand(1, 3))
+    assert to_onnx(net, tmp_path / "both.onnx", x, any_size=True) < 1e-5
+    session = onnxruntime.InferenceSession(str(tmp_path / "both.onnx"))
+    assert [(i.name, i.shape) for i in session.get_inputs()] == [("input_1", ["N", 2, "H", "W"]), ("input_2", ["N", 3])]
+    image, weights = torch.rand(4, 2, 10, 12), torch.rand(4, 3)
+    (found,) = session.run(None, {"input_1": image.numpy(), "input_2": weights.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), net(image, weights).detach())
+    refused: Any = (
+        ((), TypeError, "a tuple of all inputs, got an empty tuple"),
+        ((x[0], 3), TypeError, "got Tensor, int"),
+        ((x[0], torch.rand(2, 3)), ValueError, r"as many samples each, N on the first axis, got \(1, 2, 8, 8\), \(2, 3\)"),
+    )
+    for wrong, error, message in refused:
+        with pytest.raises(error, match=message):
+            to_onnx(net, tmp_path / "wrong.onnx", wrong)
+    assert not (tmp_path / "wrong.onnx").exists()
+
+
 def test_onnx_files_are_tried_on_other_batches(tmp_path: Path) -> None:
     """A file cannot branch on how many images there are, and torch would not say so."""
     pytest.importorskip("onnxruntime")

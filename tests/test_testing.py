@@ -442,9 +442,7 @@ def test_useless_inputs_are_refused() -> None:
             call(torch.ones(1, 1, 9, 9))
         with pytest.raises(ValueError, match="x holds NaN or infinite values"):
             call(torch.full((1, 1, 9, 9), float("nan")))
-    with pytest.raises(
-        TypeError, match=r"equivariance_error\(module, group, x\): expected a Group and a tensor x, got str and Tensor"
-    ):
+    with pytest.raises(TypeError, match=r"\(module, group, x\): expected a Group and a tensor x, or .*, got str and Tensor"):
         equivariance_error(nn.ReLU(), "p4", torch.rand(1, 1, 9, 9))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"explain\(model, x, group\): expected a Group and a tensor x"):
         explain(nn.ReLU(), p4, p4)  # type: ignore[arg-type]
@@ -719,3 +717,56 @@ def test_explain_names_sizes_that_do_not_meet() -> None:
     net = build("unet", group=p4m, width=8, levels=2, num_classes=3, in_channels=4)
     with pytest.raises(ValueError, match=r"the model fails after .*give images whose sides all of its strides divide"):
         explain(net, torch.rand(1, 4, 30, 30), p4m)
+
+
+class Change(nn.Module):
+    """Two images of one place and a number for each sample, to an image."""
+
+    def __init__(self, group: Group, stride: int = 1) -> None:
+        super().__init__()
+        self.see, self.pool = LiftConv(group, 1, 2, 3, padding=1), CosetPool(group)
+        self.compare = GConv(group, 4, 2, 3, stride=stride, padding=1)
+
+    def forward(self, before: Tensor, after: Tensor, date: Tensor) -> Tensor:
+        seen = torch.cat([self.see(before), self.see(after).relu()], 1)
+        y: Tensor = self.pool(self.compare(seen) * date[:, :, None, None, None])
+        return y
+
+
+@plane_groups
+def test_networks_of_several_inputs_are_turned_with_all_of_them(group: Group) -> None:
+    torch.manual_seed(0)
+    before, after, date = *torch.rand(2, 2, 1, 9, 9).unbind(), torch.rand(2, 1)
+    inputs = mask_outside(group, before), mask_outside(group, after), date
+    assert_equivariant(Change(group).eval(), group, inputs)
+    found = explain(Change(group), inputs, group)
+    assert found.exact
+    assert [row.name for row in found.rows] == ["see", "see", "compare", "pool"]
+    if group.order > 1:  # only one of the images turns
+        net = Change(group)
+        assert equivariance_error(lambda x: net(x, inputs[1], date), group, inputs[0]) > 1e-2
+
+
+def test_faults_of_networks_of_several_inputs_are_found() -> None:
+    torch.manual_seed(0)
+    inputs = torch.rand(1, 1, 8, 8), torch.rand(1, 1, 8, 8), torch.rand(1, 1)
+    found = explain(Change(p4m, stride=2), inputs, p4m)
+    assert found.first is not None
+    assert (found.first.name, found.sizes) == ("compare", (7, 9, 11))
+    assert exact_sizes(Change(p4m, stride=2), inputs, p4m) == [7, 9, 11]
+
+
+@pytest.mark.parametrize(
+    ("x", "error", "message"),
+    [
+        ((), TypeError, "got Group and a tuple with nothing"),
+        ((torch.rand(1, 1, 8, 8), 3), TypeError, "got Group and a tuple with int"),
+        ([torch.rand(1, 1, 8, 8)], TypeError, "a tensor x, or a tuple of them, got Group and list"),
+        (torch.rand(9, 9), ValueError, r"got \(9, 9\); a batch axis is missing if this is one sample: x\[None, None\]"),
+        (torch.rand(3, 9, 9), ValueError, r"one sample: x\[None\]"),
+    ],
+)
+def test_inputs_that_are_none_are_named(x: Any, error: type[Exception], message: str) -> None:
+    for run in (lambda: equivariance_error(nn.Identity(), p4m, x), lambda: explain(nn.Identity(), x, p4m)):
+        with pytest.raises(error, match=message):
+            run()

@@ -12,7 +12,7 @@ import io
 import logging
 import operator
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any, cast
@@ -90,7 +90,7 @@ def planar(model: nn.Module, fold: bool = False, example: Tensor | tuple[Tensor,
 def to_onnx(
     model: nn.Module,
     path: str | Path,
-    example: Tensor,
+    example: Tensor | tuple[Tensor, ...],
     tolerance: float = 1e-4,
     overwrite: bool = False,
     about: dict[str, str] | None = None,
@@ -98,9 +98,10 @@ def to_onnx(
 ) -> float:
     """Writes the network as an ONNX file of plain convolutions, for batches of any size, and returns how far the file is off.
 
-    The file takes "input", with N of them at a time, and answers with "output"; `about` is written into its metadata. With
-    `any_size` it takes images of other sizes than the example's too, for instance whole scenes for a U-Net, and is compared with
-    the network on one of twice the size as well.
+    The file takes "input", with N of them at a time, and answers with "output"; a network of several inputs, whose example is a
+    tuple, gets "input_1", "input_2" and so on. `about` is written into its metadata. With `any_size` it takes images of other
+    sizes than the example's too, for instance whole scenes for a U-Net, and is compared with the network on one of twice the
+    size as well.
     The error is that of onnxruntime on `example`, relative to the largest output; above `tolerance` it is an error, and no file
     is written. Needs pip install "gcnn[export]".
     """
@@ -108,19 +109,27 @@ def to_onnx(
         import onnxruntime
     except ImportError as missing:
         raise ImportError('to_onnx needs onnx, onnxscript and onnxruntime: pip install "gcnn[export]"') from missing
-    if not isinstance(example, Tensor):
-        raise TypeError(f"to_onnx: expected an example input, a tensor, got {type(example).__name__}")
+    given = example if isinstance(example, tuple) else (example,)
+    if not given or not all(isinstance(t, Tensor) for t in given):
+        kinds = ", ".join(type(t).__name__ for t in given)
+        raise TypeError(
+            f"to_onnx: expected an example input, a tensor, or a tuple of all inputs, got {kinds or 'an empty tuple'}"
+        )
+    if len({len(t) for t in given if t.ndim}) != 1 or not all(t.ndim for t in given):
+        shapes = ", ".join(str(tuple(t.shape)) for t in given)
+        raise ValueError(f"to_onnx: expected inputs with as many samples each, N on the first axis, got {shapes}")
     path = Path(path)
     if not path.parent.is_dir():
         raise FileNotFoundError(f"to_onnx: there is no folder {path.parent}; make it first")
     if path.exists() and not overwrite:
         raise FileExistsError(f"to_onnx: {path} is there already; choose another name, or overwrite=True")
-    if {p.dtype for p in model.parameters()} | {example.dtype} != {torch.float32}:
+    if {p.dtype for p in model.parameters()} | {t.dtype for t in given} != {torch.float32}:
         raise ValueError("to_onnx: expected a float32 network and example, which every runtime has; use .float()")
-    there = example.detach().to(next(model.parameters(), example).device)
-    plain, example = planar(model, fold=True, example=there).cpu(), example.detach().cpu()
+    device = next(model.parameters(), given[0]).device
+    there = tuple(t.detach().to(device) for t in given)
+    plain, here = planar(model, fold=True, example=there).cpu(), [t.cpu() for t in there]
     with torch.no_grad(), _in_eval(model):
-        expected = model(there)
+        expected = model(*there)
     if not isinstance(expected, Tensor):
         raise ValueError(f"to_onnx: expected a network that returns one tensor, got {type(expected).__name__}")
     for part in plain.modules():
@@ -129,39 +138,48 @@ def to_onnx(
                 node.kwargs = {**node.kwargs, "mode": "nearest"}
         if isinstance(part, fx.GraphModule):
             part.recompile()
-    two = example if len(example) > 1 else example.repeat(2, *(1,) * (example.ndim - 1))  # one alone would be fixed
-    file = _named(_onnx(plain, two, any_size))
+    two = [t if len(t) > 1 else t.repeat(2, *(1,) * (t.ndim - 1)) for t in here]  # one alone would be fixed
+    file = _named(_onnx(plain, tuple(two), any_size))
     for key, value in (about or {}).items():
         file.metadata_props.add(key=key, value=value)
     content = file.SerializeToString()
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
 
-    def off(x: Tensor, y: Tensor) -> float:
-        found = torch.from_numpy(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0])
-        return float((found - y.cpu()).abs().max() / y.abs().max().clamp(min=1e-30))
+    names = [value.name for value in session.get_inputs()]
 
-    error = off(example, expected)
-    with torch.no_grad(), _in_eval(model):
-        for several in (there[:1], torch.cat([there, there[:1]])):  # a file cannot branch on how many there are
-            error = max(error, off(several.cpu(), model(several)))
+    def off(inputs: Sequence[Tensor], y: Tensor | None = None) -> float:
+        if y is None:
+            with torch.no_grad(), _in_eval(model):
+                y = model(*(t.to(device) for t in inputs))
+        numbers = session.run(None, {name: t.cpu().numpy() for name, t in zip(names, inputs, strict=True)})[0]
+        return float((torch.from_numpy(numbers) - y.cpu()).abs().max() / y.abs().max().clamp(min=1e-30))
+
+    error = off(here, expected)
+    for several in ([t[:1] for t in here], [torch.cat([t, t[:1]]) for t in here]):  # a file cannot branch on how many there are
+        error = max(error, off(several))
     if any_size:
-        if not all(axis.dim_param for axis in file.graph.input[0].type.tensor_type.shape.dim[2:]):
+        sides = [axis for value in file.graph.input for axis in value.type.tensor_type.shape.dim[2:]]
+        if not all(axis.dim_param for axis in sides):
             raise ValueError("to_onnx: any_size needs a network for images of every size, and torch finds one size in it alone")
-        larger = example
-        for axis in range(2, example.ndim):
-            larger = torch.cat([larger, larger.flip(axis)], axis)
-        with torch.no_grad(), _in_eval(model):
-            error = max(error, off(larger, model(larger.to(there.device))))
+        error = max(error, off([_doubled(t) for t in here]))
     if not error <= tolerance:
         raise ValueError(f"to_onnx: the file's answers are off by {error:.1e}, more than {tolerance:.1e}; nothing was written")
     write_file(path, content)
     return error
 
 
-def _onnx(plain: nn.Module, example: Tensor, any_size: bool) -> Any:
+def _doubled(image: Tensor) -> Tensor:
+    """An image of twice the size: itself, and beside it its mirror images."""
+    for axis in range(2, image.ndim):
+        image = torch.cat([image, image.flip(axis)], axis)
+    return image
+
+
+def _onnx(plain: nn.Module, example: tuple[Tensor, ...], any_size: bool) -> Any:
     """The ONNX model of a plain network."""
     kept = ", ".join(sorted({type(m).__name__ for m in plain.modules() if not type(m).__module__.startswith("torch.")}))
-    names: Any = {"input_names": ["input"], "output_names": ["output"]}
+    inputs = ["input"] if len(example) == 1 else [f"input_{i}" for i in range(1, len(example) + 1)]
+    names: Any = {"input_names": inputs, "output_names": ["output"]}
     version, export = cast(Any, torch.__version__), cast(Any, torch.onnx.export)
     # they tell us that torchvision is not there, and of numbers that are not known
     with warnings.catch_warnings(), _quiet("torch.onnx"), _quiet("torch.fx.experimental.symbolic_shapes"):
@@ -173,18 +191,18 @@ def _onnx(plain: nn.Module, example: Tensor, any_size: bool) -> Any:
 
             import onnx
 
-            file, axes = io.BytesIO(), {"input": {0: "N"}, "output": {0: "N"}}
-            export(plain, (example,), file, opset_version=18, dynamic_axes=axes, **names)
+            file, axes = io.BytesIO(), {name: {0: "N"} for name in (*inputs, "output")}
+            export(plain, example, file, opset_version=18, dynamic_axes=axes, **names)
             return onnx.load_from_string(file.getvalue())
-        batch: Any = ({0: torch.export.Dim("N")},)
+        batch: Any = ({0: torch.export.Dim("N")},) * len(example)
         if any_size:
             if kept or _asserts(plain):  # a file would go the example's way
                 raise ValueError("to_onnx: any_size needs a network that does the same for images of every size")
             auto: Any = torch.export.Dim.AUTO
-            batch = (dict.fromkeys((0, *range(2, example.ndim)), auto),)
+            batch = tuple(dict.fromkeys((0, *range(2, t.ndim)), auto) for t in example)
         try:
             with redirect_stderr(io.StringIO()):  # where it prints what it has so far
-                program = torch.export.export(plain, (example,), dynamic_shapes=batch)
+                program = torch.export.export(plain, example, dynamic_shapes=batch)
         except Exception as error:  # torch's own, of many kinds
             who = kept or ("the network" if _asserts(plain) else "")
             if not who:
@@ -206,10 +224,14 @@ def _asserts(plain: nn.Module) -> bool:
 
 
 def _named(file: Any) -> Any:
-    """The ONNX model with other names for those axes of its input that have any size, which torch calls s77 or so."""
-    axes = file.graph.input[0].type.tensor_type.shape.dim
-    names = ("N", "C", *("X", "HW", "DHW")[len(axes) - 3]) if 3 <= len(axes) <= 5 else ("N",)
-    theirs = {axis.dim_param: name for axis, name in zip(axes, names, strict=False) if axis.dim_param}
+    """The ONNX model with other names for those axes of its inputs that have any size, which torch calls s77 or so."""
+    theirs: dict[str, str] = {}
+    for i, value in enumerate(file.graph.input):
+        axes = value.type.tensor_type.shape.dim
+        names = ("N", "C", *("X", "HW", "DHW")[len(axes) - 3]) if 3 <= len(axes) <= 5 else ("N",)
+        for axis, name in zip(axes, names, strict=False):
+            if axis.dim_param:  # an axis that need not be as long as that of the first input has a name of its own
+                theirs.setdefault(axis.dim_param, name if name not in theirs.values() else f"{name}_{i + 1}")
     for value in (*file.graph.input, *file.graph.output, *file.graph.value_info):
         for size in value.type.tensor_type.shape.dim:
             if size.dim_param in theirs:

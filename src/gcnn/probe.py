@@ -114,9 +114,9 @@ class Probe:
         self.calls: list[_Call] = []
         self.after = 0.0  # the error of code after the last layer
 
-    def record(self, x: Tensor) -> Tensor:
-        """Runs the model on x, and keeps what every layer gets and returns."""
-        last = x.shape
+    def record(self, x: tuple[Tensor, ...]) -> Tensor:
+        """Runs the model on x, all of its inputs, and keeps what every layer gets and returns."""
+        last = x[0].shape
 
         def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             inputs = [a.clone() for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
@@ -184,7 +184,7 @@ class Probe:
         off = [call for call in self.calls if call.followed and not call.error <= self.tolerance and call.inputs]
         return any(stride_fault(self.group, call.module, call.inputs[0]) for call in off)
 
-    def measure(self, x: Tensor, elements: Iterable[int]) -> None:
+    def measure(self, x: tuple[Tensor, ...], elements: Iterable[int]) -> None:
         """The errors of all calls, each on exact inputs.
 
         First, inputs whose layout cannot be followed stay as they are, and only outputs of failing layers are replaced. If the
@@ -196,16 +196,16 @@ class Probe:
             for call in self.calls:
                 call.error, call.error_before, call.followed = 0.0, 0.0, True
             for h in elements:
-                self._compare(h, turn(self.group, h, x), guess)
+                self._compare(h, tuple(turn(self.group, h, t) for t in x), guess)
                 if not guess and not self.after <= self.tolerance:
                     break
             if self.after <= self.tolerance:
                 break
 
-    def _compare(self, h: int, moved: Tensor, guess: bool) -> None:
+    def _compare(self, h: int, moved: tuple[Tensor, ...], guess: bool) -> None:
         queue = iter(self.calls)
         call: _Call
-        last = _Turned("map" if moved.ndim == self.group.dim + 3 else "plain", moved)  # the exact L_h of what went before
+        last = _Turned("map" if moved[0].ndim == self.group.dim + 3 else "plain", moved[0])  # the exact L_h of what went before
         failed = False
 
         def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
@@ -252,11 +252,11 @@ class Probe:
         size = float(self.output.abs().max())
         self.after = larger(self.after, min(distance(self.group, y, t, size) for t in self.outputs(h)))
 
-    def _run(self, x: Tensor, before: Any, after: Any) -> Any:
+    def _run(self, x: tuple[Tensor, ...], before: Any, after: Any) -> Any:
         hooks = [m.register_forward_pre_hook(before, with_kwargs=True) for m in self.leaves]
         hooks += [m.register_forward_hook(after, with_kwargs=True) for m in self.leaves]
         try:
-            return self.model(x.clone())
+            return self.model(*(t.clone() for t in x))
         finally:
             for hook in hooks:
                 hook.remove()

@@ -26,13 +26,14 @@ __all__ = ["Explanation", "Row", "assert_equivariant", "equivariance_error", "ex
 
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
-Module = Callable[[Tensor], Any]
+Module = Callable[..., Any]
+Input = Tensor | tuple[Tensor, ...]
 
 
 def equivariance_error(
     module: Module,
     group: Group,
-    x: Tensor,
+    x: Input,
     stabilizer: Subgroup | None = None,
     out_stabilizer: Subgroup | None = None,
 ) -> float:
@@ -41,7 +42,8 @@ def equivariance_error(
     `x` is an image (N, K, *X), a G-map (N, K, S, *X), a function (N, K, S) or a map over the cosets of `stabilizer`. An output
     (N, K, *X) must turn as an image does, (N, K, S, *X) and (N, K, S) as maps on the group, or on the cosets of
     `out_stabilizer`; an output (N, K) must not change. A module runs in the mode it is in, as a copy, so that no statistic of
-    it moves (a function that calls one is not copied). On a hexagonal lattice only the cells of the domain count.
+    it moves (a function that calls one is not copied). On a hexagonal lattice only the cells of the domain count. A module of
+    several inputs, such as two images of one place, gets them as a tuple; all of them are turned, but for numbers (N, K).
 
     >>> from gcnn import p4
     >>> from gcnn.nn import LiftConv
@@ -56,7 +58,7 @@ def equivariance_error(
 def assert_equivariant(
     module: Module,
     group: Group,
-    x: Tensor,
+    x: Input,
     tolerance: float | None = None,
     stabilizer: Subgroup | None = None,
     out_stabilizer: Subgroup | None = None,
@@ -68,7 +70,7 @@ def assert_equivariant(
     """
     group, x = _in_order(group, x)
     error, h, size = _worst("assert_equivariant", module, group, x, stabilizer, out_stabilizer)
-    tolerance = TOLERANCES.get(x.dtype, 1e-5) if tolerance is None else tolerance
+    tolerance = TOLERANCES.get(_dtype(_several(x)), 1e-5) if tolerance is None else tolerance
     name = type(module).__name__ if isinstance(module, nn.Module) else getattr(module, "__name__", repr(module))
     if size == 0:
         raise AssertionError(f"{name}: the output is zero everywhere, so that nothing can be compared; give another input")
@@ -82,20 +84,20 @@ def assert_equivariant(
 
 
 def _worst(
-    who: str, module: Module, group: Group, x: Tensor, stabilizer: Subgroup | None, out_stabilizer: Subgroup | None
+    who: str, module: Module, group: Group, x: Input, stabilizer: Subgroup | None, out_stabilizer: Subgroup | None
 ) -> tuple[float, int, float]:
     """The largest relative error, the element where it occurs, and the largest value of the output."""
-    x = _checked_input(f"{who}(module, group, x)", group, x, stabilizer)
+    inputs = _checked_inputs(f"{who}(module, group, x)", group, x, stabilizer)
     module = _copied(module)
     with torch.no_grad():
-        y = module(x.clone())
+        y = module(*(t.clone() for t in inputs))
         if not isinstance(y, Tensor):
             raise TypeError(f"{who}: expected a module that returns one tensor, got {type(y).__name__}; wrap it")
         size = float(inside(group, y).abs().max())
         worst, where = 0.0, 0
         for h in range(group.order):
             turned = turn(group, h, y, out_stabilizer)
-            error = distance(group, module(turn(group, h, x, stabilizer)), turned, size)
+            error = distance(group, module(*(turn(group, h, t, stabilizer) for t in inputs)), turned, size)
             if larger(worst, error) is error:
                 worst, where = error, h
     return worst, where, size
@@ -103,7 +105,16 @@ def _worst(
 
 def _in_order(group: Any, x: Any) -> tuple[Any, Any]:
     """Group and input, in whichever order they came: two functions here take them in one order, two in the other."""
-    return (x, group) if isinstance(group, Tensor) and isinstance(x, Group) else (group, x)
+    return (x, group) if isinstance(group, Tensor | tuple) and isinstance(x, Group) else (group, x)
+
+
+def _several(x: Any) -> tuple[Any, ...]:
+    return x if isinstance(x, tuple) else (x,)
+
+
+def _dtype(inputs: tuple[Tensor, ...]) -> torch.dtype:
+    """The dtype of the first input that holds no whole numbers."""
+    return next((t.dtype for t in inputs if t.is_floating_point()), inputs[0].dtype)
 
 
 def _copied(module: Any) -> Any:
@@ -115,26 +126,32 @@ def _copied(module: Any) -> Any:
         ) from error
 
 
-def _checked_input(call: str, group: Group, x: Tensor, stabilizer: Subgroup | None = None) -> Tensor:
-    """`x`, zero outside its domain; an error if it is of no use for a test."""
-    if not isinstance(group, Group) or not isinstance(x, Tensor):
-        raise TypeError(f"{call}: expected a Group and a tensor x, got {type(group).__name__} and {type(x).__name__}")
-    if x.ndim == group.dim + 1 and (x.ndim != 3 or group.order % max(1, x.shape[2])):  # (N, K, S) would be functions on the group
+def _checked_inputs(call: str, group: Group, x: Input, stabilizer: Subgroup | None = None) -> tuple[Tensor, ...]:
+    """All inputs, zero outside their domain; an error if they are of no use for a test."""
+    inputs = _several(x)
+    other = next((t for t in inputs if not isinstance(t, Tensor)), None)
+    if not isinstance(group, Group) or other is not None or not inputs:
+        kind = type(other).__name__ if inputs else "nothing"
+        found = f"a tuple with {kind}" if isinstance(x, tuple) else type(x).__name__
+        raise TypeError(f"{call}: expected a Group and a tensor x, or a tuple of them, got {type(group).__name__} and {found}")
+    first = inputs[0]  # (N, K, S) would be functions on the group
+    if first.ndim < 3 or (first.ndim == group.dim + 1 and (first.ndim != 3 or group.order % max(1, first.shape[2]))):
+        missing = "[None, None]" if first.ndim == group.dim else "[None]"
         raise ValueError(
-            f"{call}: expected x {shape_text(group, 'K', None)} or {shape_text(group, 'K')}, got {tuple(x.shape)}; "
-            "a batch axis is missing if this is one sample: x[None]"
+            f"{call}: expected x {shape_text(group, 'K', None)} or {shape_text(group, 'K')}, got {tuple(first.shape)}; "
+            f"a batch axis is missing if this is one sample: x{missing}"
         )
-    if not torch.isfinite(x).all():
+    if not all(torch.isfinite(t).all() for t in inputs):
         raise ValueError(f"{call}: x holds NaN or infinite values")
-    x = inside(group, x)
+    inputs = tuple(inside(group, t) for t in inputs)
     for h in range(1, group.order):
-        turned = turn(group, h, x, stabilizer)
-        if turned.shape == x.shape and torch.equal(turned, x):
+        turned = [turn(group, h, t, stabilizer) for t in inputs]
+        if all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(turned, inputs, strict=True)):
             raise ValueError(
                 f"{call}: x is symmetric, element {h} of {group} leaves it as it is, so that nothing can be seen; "
                 "use a random x, for instance torch.rand_like(x)"
             )
-    return x
+    return inputs
 
 
 @dataclass(frozen=True)
@@ -185,7 +202,7 @@ class Explanation:
         return "\n".join(lines)
 
 
-def explain(model: nn.Module, x: Tensor, group: Group) -> Explanation:
+def explain(model: nn.Module, x: Input, group: Group) -> Explanation:
     """Which layer of `model` breaks equivariance on the input `x`, why, and what to do.
 
     Every layer gets exactly transformed inputs, so that each row shows the layer's own error, over the generators of the group:
@@ -193,7 +210,8 @@ def explain(model: nn.Module, x: Tensor, group: Group) -> Explanation:
     its own where it fails; layers that get what is laid out in a way that explain cannot follow are marked, and not judged. The
     whole network is compared over all elements. Equivariance must hold for all values of the parameters, and some faults hide at
     initialisation: so a copy of the model is examined, in eval mode and double precision, its parameters and running statistics
-    shaken a little. The model itself is not touched. What takes long has a progress bar on a terminal, if tqdm is installed.
+    shaken a little. The model itself is not touched. What takes long has a progress bar on a terminal, if tqdm is installed. A
+    model of several inputs gets them as a tuple, as for `equivariance_error`.
 
     >>> from gcnn import p4
     >>> from gcnn.nn import GConv, LiftConv
@@ -206,34 +224,35 @@ def explain(model: nn.Module, x: Tensor, group: Group) -> Explanation:
     if not isinstance(model, nn.Module):
         raise TypeError(f"explain: expected an nn.Module, got {type(model).__name__}")
     group, x = _in_order(group, x)
-    x = _checked_input("explain(model, x, group)", group, x)
+    inputs = _checked_inputs("explain(model, x, group)", group, x)
     model = _copied(getattr(model, "_orig_mod", model)).eval()  # what torch.compile wraps
     few = generators(group)
-    runs = 1 + math.ceil((group.order - 1) / _at_once(x)) + len(few)
+    runs = 1 + math.ceil((group.order - 1) / _at_once(inputs)) + len(few)
     with torch.no_grad(), _as_written(), _progress(leaves(model), runs):
         model = _shaken(model)
         try:  # in double precision rounding and faults are worlds apart
             probe = Probe(model.double(), group, 1e-9)
-            y = probe.record(x.double())
+            y = probe.record(tuple(t.double() if t.is_floating_point() or t.dtype == torch.uint8 else t for t in inputs))
         except (RuntimeError, TypeError):  # a device or a model that knows single precision only
-            probe = Probe(model.to(x.dtype), group, 1e-4)
-            y = probe.record(x)
-        x = x.to(y.dtype) if x.is_floating_point() else x
+            probe = Probe(model.to(_dtype(inputs)), group, 1e-4)
+            y = probe.record(inputs)
+        inputs = tuple(t.to(y.dtype) if t.is_floating_point() else t for t in inputs)
         whole, size = 0.0, float(y.abs().max())
-        for h, found in enumerate(_answers(probe.model, [turn(group, h, x) for h in range(1, group.order)]), 1):
+        turned = [tuple(turn(group, h, t) for t in inputs) for h in range(1, group.order)]
+        for h, found in enumerate(_answers(probe.model, turned), 1):
             whole = larger(whole, min(distance(group, found, t, size) for t in probe.outputs(h)))
-        probe.measure(x, few)
+        probe.measure(inputs, few)
         if not whole <= probe.tolerance and not probe.sees_a_fault():  # one that shows on this very x under others only
-            probe.measure(x, sorted({*range(1, group.order)}.difference(few)))
+            probe.measure(inputs, sorted({*range(1, group.order)}.difference(few)))
         search = not whole <= probe.tolerance and probe.stride_fails()
-        sizes = tuple(_exact_sizes(model, x, group, 4)) if search else ()
+        sizes = tuple(_exact_sizes(model, inputs, group, 4)) if search else ()
     rows = tuple(probe.rows(sizes))
     if whole <= probe.tolerance:  # nothing is lost; what has an error here is only laid out in a way that was not followed
         rows = tuple(Row(r.name, r.layer + (" (not followed)" if r.why else ""), r.error) for r in rows)
     return Explanation(group, whole, probe.tolerance, rows, sizes)
 
 
-def exact_sizes(model: nn.Module, x: Tensor, group: Group) -> list[int]:
+def exact_sizes(model: nn.Module, x: Input, group: Group) -> list[int]:
     """The sizes n, from 3/4 to 3/2 of that of `x`, for which the strides of all layers are exact on inputs with n on each side.
 
     Only shapes are computed, on torch's meta device: of at most 100 sizes, the nearest. The list is empty where no size fits, and
@@ -249,16 +268,25 @@ def exact_sizes(model: nn.Module, x: Tensor, group: Group) -> list[int]:
     group, x = _in_order(group, x)
     if not isinstance(model, nn.Module):
         raise TypeError(f"exact_sizes: expected an nn.Module, got {type(model).__name__}")
-    if not isinstance(group, Group) or not isinstance(x, Tensor) or x.ndim < group.dim + 2:
-        shape = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+    inputs = _several(x)
+    tensors = all(isinstance(t, Tensor) for t in inputs) and inputs
+    if not isinstance(group, Group) or not tensors or inputs[0].ndim < group.dim + 2:
+        shape = tuple(inputs[0].shape) if tensors else type(x).__name__
         raise TypeError(f"exact_sizes(model, x, group): expected a Group and a tensor x, (N, K, *X), got {group} and {shape}")
     with torch.no_grad(), _as_written():
-        return _exact_sizes(_copied(getattr(model, "_orig_mod", model)).eval(), x, group)
+        return _exact_sizes(_copied(getattr(model, "_orig_mod", model)).eval(), inputs, group)
 
 
-def _exact_sizes(model: nn.Module, x: Tensor, group: Group, most: int = 100) -> list[int]:
+def _exact_sizes(model: nn.Module, inputs: tuple[Tensor, ...], group: Group, most: int = 100) -> list[int]:
     """As `exact_sizes`, of a model that is not needed afterwards: it goes to the meta device."""
-    side, found = x.shape[-1], []
+    space, found = inputs[0].shape[-group.dim :], []
+    side = space[-1]
+
+    def sized(t: Tensor, n: int) -> Tensor:  # inputs as large as the first one stay so
+        alike = t.ndim >= group.dim + 2 and t.shape[-group.dim :] == space
+        shape = (*t.shape[: -group.dim], *(n,) * group.dim) if alike else t.shape
+        return torch.empty(shape, dtype=t.dtype, device="meta")
+
     near = sorted(range(max(1, 3 * side // 4), 3 * side // 2 + 1), key=lambda n: abs(n - side))[:100]
     try:
         model = model.to("meta")
@@ -268,7 +296,7 @@ def _exact_sizes(model: nn.Module, x: Tensor, group: Group, most: int = 100) -> 
         warnings.simplefilter("ignore")
         for n in near:
             with suppress(Exception):  # a size that does not go through, for whatever reason
-                model(torch.empty(*x.shape[: -group.dim], *(n,) * group.dim, dtype=x.dtype, device="meta"))
+                model(*(sized(t, n) for t in inputs))
                 found.append(n)
             if len(found) == most:
                 break
@@ -290,12 +318,12 @@ def generators(group: Group) -> list[int]:
     return found
 
 
-def _at_once(x: Tensor) -> int:
-    """How many inputs like `x` the model gets at once."""
-    return max(1, 16 // max(1, len(x)))
+def _at_once(inputs: tuple[Tensor, ...]) -> int:
+    """How many inputs like these the model gets at once."""
+    return max(1, 16 // max(1, len(inputs[0])))
 
 
-def _answers(model: nn.Module, inputs: list[Tensor]) -> Iterable[Tensor]:
+def _answers(model: nn.Module, inputs: list[tuple[Tensor, ...]]) -> Iterable[Tensor]:
     """The model's answer to each of the inputs, to some of them at once where torch can: filters are then transformed once."""
     step = _at_once(inputs[0]) if inputs else 1
     for start in range(0, len(inputs), step):
@@ -303,9 +331,9 @@ def _answers(model: nn.Module, inputs: list[Tensor]) -> Iterable[Tensor]:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of operations that vmap does one by one
-                found = torch.func.vmap(model)(torch.stack(part))
+                found = torch.func.vmap(model)(*(torch.stack(each) for each in zip(*part, strict=True)))
         except Exception:  # inputs of several shapes, code that asks for values; what is really wrong shows below
-            found = (model(x.clone()) for x in part)
+            found = (model(*(t.clone() for t in several)) for several in part)
         yield from found
 
 
