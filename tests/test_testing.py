@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import weight_norm
 
-from common import plane_groups
-from gcnn import Group, Oh, linem, p4, p4m, p6m
+from common import every_group, plane_groups
+from gcnn import C4, Group, Oh, linem, p1, p4, p4m, p6m
 from gcnn.functional import act
 from gcnn.lattice import mask_outside
 from gcnn.models import build
@@ -28,6 +28,7 @@ from gcnn.nn import (
     GConv,
     GLinear,
     GMaxPool,
+    GSubsample,
     LiftConv,
     Restrict,
 )
@@ -560,7 +561,7 @@ def test_layers_are_compared_under_generators_and_the_network_under_all_elements
 
     counting = Counting()
     assert explain(nn.Sequential(counting, *net()), torch.rand(2, 1, 9, 9), p4m).exact
-    assert counting.calls == 1 + 1 + 2  # x, all turned at once, a turn and a mirror; not 1 + 7 + 7
+    assert counting.calls == 1 + 1 + 1 + 2  # x, all turned at once, one near x, a turn and a mirror; not 1 + 7 + 7
 
     class Corner(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -664,7 +665,7 @@ def test_explain_shows_how_far_it_is_where_somebody_watches(monkeypatch: Any, ca
     assert capsys.readouterr() == ("", "")  # no terminal
     monkeypatch.setattr("sys.stderr", seen)
     assert explain(model, x, p4).exact
-    assert re.search(r"explain: .*/9 ", seen.getvalue())  # three layers, run on x, on its turned copies and on one of them
+    assert re.search(r"explain: .*/12 ", seen.getvalue())  # three layers, run on x, its turned copies, one of them, inputs near x
     seen.truncate(0)
     monkeypatch.setitem(sys.modules, "tqdm", None)
     assert explain(model, x, p4).exact
@@ -770,3 +771,42 @@ def test_inputs_that_are_none_are_named(x: Any, error: type[Exception], message:
     for run in (lambda: equivariance_error(nn.Identity(), p4m, x), lambda: explain(nn.Identity(), x, p4m)):
         with pytest.raises(error, match=message):
             run()
+
+
+@every_group
+def test_strides_need_fit_only_along_axes_that_are_reversed(group: Group) -> None:
+    torch.manual_seed(0)
+    if not group.fills_box:  # whose layers refuse windows that leave cells over
+        pytest.skip("hexagonal")
+    odd = tuple(9 if backwards else 8 for backwards in group.reversed_axes)  # stride 2 leaves one over on 8 cells
+    x = torch.rand(1, 2, *odd, dtype=torch.double)
+    net = nn.Sequential(LiftConv(group, 2, 2, 3, stride=2, padding=1), nn.Tanh(), CosetPool(group)).double()
+    assert_equivariant(net, group, x)
+    assert explain(net, x, group).exact
+    assert_equivariant(GSubsample(group, 2), group, torch.rand(1, 2, group.order, *odd, dtype=torch.double))
+    for axis, backwards in enumerate(group.reversed_axes):
+        if backwards:  # and there they must
+            shape = [8 if i in next(c for c in group.axis_classes if axis in c) else n for i, n in enumerate(odd)]
+            found = explain(net, torch.rand(1, 2, *shape, dtype=torch.double), group)
+            assert found.first is not None
+            assert found.first.why.startswith("stride 2 does not divide 8 + 2*1 - 3")
+
+
+def test_sizes_are_looked_for_along_sides_of_one_length() -> None:
+    net = nn.Sequential(LiftConv(C4, 1, 2, (2, 3, 3), stride=2, padding=(0, 1, 1)), CosetPool(C4))
+    assert exact_sizes(net, torch.rand(1, 1, 6, 9, 9), C4) == [7, 9, 11, 13]
+    assert exact_sizes(LiftConv(p1, 1, 2, 3, stride=2, padding=1), torch.rand(1, 1, 8, 8), p1) == list(range(6, 13))
+
+
+def test_faults_that_a_dead_layer_hides_are_found() -> None:
+    """Shaken parameters may kill the last ReLU: a constant answer is equivariant, the network is not."""
+    for seed in range(20):
+        torch.manual_seed(seed)
+        head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+        found = explain(
+            nn.Sequential(LiftConv(p4, 1, 2, 3, stride=2, padding=1), CosetPool(p4), *head), torch.rand(1, 1, 8, 8), p4
+        )
+        assert found.first is not None, seed
+        assert found.first.name == "0"
+    with pytest.raises(ValueError, match="explain: the model answers the same for inputs near x"):
+        explain(nn.Sequential(LiftConv(p4, 1, 2, 3), CosetPool(p4), nn.Threshold(1e9, 0.0)), torch.rand(1, 1, 9, 9), p4)

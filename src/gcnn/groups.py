@@ -101,6 +101,8 @@ class Group:
     """
     axis_classes: tuple[tuple[int, ...], ...] = field(init=False, compare=False)
     """The array axes, gathered by which ones the group mixes: sizes must agree along each class."""
+    reversed_axes: tuple[bool, ...] = field(init=False, compare=False)
+    """For each array axis whether an element runs along it backwards or askew: there windows must be symmetric."""
     code: str = field(init=False, compare=False)
     """Its name, matrices and metric as text."""
     order: int = field(init=False, compare=False)
@@ -108,7 +110,7 @@ class Group:
     dim: int = field(init=False, compare=False)
     """The dimension of the lattice: 1, 2 or 3."""
     fills_box: bool = field(init=False, compare=False)
-    """Whether the group maps every box of equal sides to itself: true unless the lattice is hexagonal."""
+    """Whether the group maps every box of equal sides to itself: false for turns by 60 or 120 degrees, and oblique mirrors."""
 
     def __post_init__(self) -> None:
         who = f"Group {self.name!r}"
@@ -122,6 +124,9 @@ class Group:
         object.__setattr__(self, "oblique", _oblique_rows(arrays))
         object.__setattr__(self, "fills_box", not self.oblique)
         object.__setattr__(self, "axis_classes", _axis_classes(arrays))
+        askew = {i for i, _ in self.oblique}
+        backwards = tuple(i in askew or bool((arrays[:, i] < 0).any()) for i in range(arrays.shape[1]))
+        object.__setattr__(self, "reversed_axes", backwards)
         object.__setattr__(self, "code", json.dumps([self.name, self.matrices, self.metric]))
         if not np.array_equal(arrays[0], np.eye(self.dim)):
             raise ValueError(f"{who}: element 0 must be the identity, got {arrays[0].tolist()}; put the identity first")

@@ -329,7 +329,7 @@ def subsample(
     check_axes(group, "subsample: stride", steps)
     on_group = is_map(group, x, None, "subsample")
     size = x.shape[-group.dim :]
-    if any((n - 1) % k for n, k in zip(size, steps, strict=True)):
+    if any((n - 1) % k for n, k, backwards in zip(size, steps, group.reversed_axes, strict=True) if backwards):
         raise ValueError(
             f"subsample: multiples of stride {steps} are symmetric about the centre only if it divides size - 1, got size "
             f"{tuple(size)}; crop or pad by one, or pool: GAvgPool(group, 2) halves even sizes exactly"

@@ -6,8 +6,9 @@ errors are its own; the rows say why and what to do.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -446,9 +447,11 @@ def stride_fault(group: Group, module: nn.Module, x: Tensor, sizes: tuple[int, .
     strides = spread(getattr(module, "stride", None) or kernel)
     paddings = spread(getattr(module, "padding", 0) if not isinstance(getattr(module, "padding", 0), str) else 0)
     dilations = spread(getattr(module, "dilation", 1))
-    for n, k, s, p, d in zip(x.shape[-group.dim :], kernels, strides, paddings, dilations, strict=True):
+    axes = zip(group.reversed_axes, x.shape[-group.dim :], kernels, strides, paddings, dilations, strict=True)
+    for backwards, n, k, s, p, d in axes:
         span = n + 2 * p - d * (k - 1) - 1
-        if rest := span % s:
+        rest = span % s
+        if rest and backwards:
             why = (
                 f"stride {s} does not divide {n} + 2*{p} - {d * (k - 1) + 1} = {span}: the windows leave {rest} over at one side"
             )
@@ -484,3 +487,25 @@ def strides_checked(model: nn.Module, group: Group) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def sizes_that_fit(model: nn.Module, inputs: tuple[Tensor, ...], group: Group, most: int = 100) -> list[int]:
+    """As `gcnn.testing.exact_sizes`, of a model in eval mode on the meta device; the nearest `most` of at most 100 sizes."""
+    space, found = inputs[0].shape[-group.dim :], []
+    side = space[-1]
+
+    def sized(t: Tensor, n: int) -> Tensor:  # sides as long as the last one of the first input
+        if t.ndim < group.dim + 2:
+            return torch.empty_like(t, device="meta")
+        sides = [n if m == side else m for m in t.shape[-group.dim :]]
+        return torch.empty(*t.shape[: -group.dim], *sides, dtype=t.dtype, device="meta")
+
+    with torch.no_grad(), strides_checked(model, group), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own about the meta device
+        for n in sorted(range(max(1, 3 * side // 4), 3 * side // 2 + 1), key=lambda n: abs(n - side))[:100]:
+            with suppress(Exception):  # a size that does not go through, for whatever reason
+                model(*(sized(t, n) for t in inputs))
+                found.append(n)
+            if len(found) == most:
+                break
+    return sorted(found)

@@ -14,7 +14,7 @@ import math
 import os
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from gcnn.lattice import to_hexagonal
 from gcnn.models import MODELS, build, options_of
 from gcnn.models.cnn import ToHexagonal
 from gcnn.models.weights import digest, read
-from gcnn.probe import MisfitError, strides_checked
+from gcnn.probe import MisfitError, sizes_that_fit, strides_checked
 from gcnn.steps import Inputs, Stepper, turned
 
 
@@ -152,28 +152,19 @@ def note_on_exactness(model: nn.Module, shape: Sequence[int], config: Config) ->
 def _misfit(model: nn.Module, shape: Sequence[int], group: Group) -> tuple[bool, list[int]]:
     """Whether a stride does not fit images of `shape`, and the three sizes nearest to its last side that all strides fit.
 
-    Shapes alone are computed, on the meta device, and of few sizes: `exact_sizes` looks at a hundred.
+    Shapes alone are computed, on the meta device.
     """
-
-    def fits(sides: Sequence[int]) -> bool:
-        try:
-            inner(torch.empty(1, x.shape[1], *sides, device="meta"))
-        except MisfitError:
-            return False
-        return True
-
     inner, x = on_lattice(model, torch.zeros(1, *shape))
-    inner, last, sizes = copy.deepcopy(inner).to("meta").eval(), x.shape[-1], list[int]()
+    inner = copy.deepcopy(inner).to("meta").eval()
     with torch.no_grad(), strides_checked(inner, group), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own about the meta device
-        if fits(x.shape[2:]):
+        try:
+            inner(x.to("meta"))
+        except MisfitError:
+            pass
+        else:
             return False, []
-        for n in sorted(range(3 * last // 4, 3 * last // 2), key=lambda n: abs(n - last))[:100]:
-            with suppress(Exception):  # a size that does not go through, for whatever reason
-                sizes += [n] * fits((n,) * group.dim)
-            if len(sizes) == 3:
-                break
-    return True, sorted(sizes)
+    return True, sizes_that_fit(inner, (x,), group, 3)
 
 
 def pick_device(name: str) -> torch.device:

@@ -11,7 +11,7 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from gcnn.checks import shape_text
 from gcnn.groups import Group, Subgroup
-from gcnn.probe import Probe, Row, distance, inside, larger, leaves, strides_checked, turn
+from gcnn.probe import Probe, Row, distance, inside, larger, leaves, sizes_that_fit, turn
 
 __all__ = ["Explanation", "Row", "assert_equivariant", "equivariance_error", "exact_sizes", "explain"]
 
@@ -227,37 +227,58 @@ def explain(model: nn.Module, x: Input, group: Group) -> Explanation:
     inputs = _checked_inputs("explain(model, x, group)", group, x)
     model = _copied(getattr(model, "_orig_mod", model)).eval()  # what torch.compile wraps
     few = generators(group)
-    runs = 1 + math.ceil((group.order - 1) / _at_once(inputs)) + len(few)
+    runs = 2 + math.ceil((group.order - 1) / _at_once(inputs)) + len(few)
     with torch.no_grad(), _as_written(), _progress(leaves(model), runs):
-        model = _shaken(model)
-        try:  # in double precision rounding and faults are worlds apart
-            probe = Probe(model.double(), group, 1e-9)
-            y = probe.record(tuple(t.double() if t.is_floating_point() or t.dtype == torch.uint8 else t for t in inputs))
-        except (RuntimeError, TypeError):  # a device or a model that knows single precision only
-            probe = Probe(model.to(_dtype(inputs)), group, 1e-4)
-            y = probe.record(inputs)
-        inputs = tuple(t.to(y.dtype) if t.is_floating_point() else t for t in inputs)
-        whole, size = 0.0, float(y.abs().max())
-        turned = [tuple(turn(group, h, t) for t in inputs) for h in range(1, group.order)]
-        for h, found in enumerate(_answers(probe.model, turned), 1):
-            whole = larger(whole, min(distance(group, found, t, size) for t in probe.outputs(h)))
+        for seed in range(8):
+            probe, inputs, whole = _compared(_shaken(copy.deepcopy(model), seed), inputs, group)
+            if not whole <= probe.tolerance or not torch.equal(probe.model(*map(_nearby, inputs)), probe.output):
+                break  # else a layer that is dead here may hide faults
+        else:
+            raise ValueError(
+                "explain: the model answers the same for inputs near x, so that nothing can be seen; does it use x, or are "
+                "all ReLUs of a layer at zero?"
+            )
         probe.measure(inputs, few)
         if not whole <= probe.tolerance and not probe.sees_a_fault():  # one that shows on this very x under others only
             probe.measure(inputs, sorted({*range(1, group.order)}.difference(few)))
         search = not whole <= probe.tolerance and probe.stride_fails()
-        sizes = tuple(_exact_sizes(model, inputs, group, 4)) if search else ()
+        sizes = tuple(_fitting(probe.model, inputs, group, 4)) if search else ()
     rows = tuple(probe.rows(sizes))
     if whole <= probe.tolerance:  # nothing is lost; what has an error here is only laid out in a way that was not followed
         rows = tuple(Row(r.name, r.layer + (" (not followed)" if r.why else ""), r.error) for r in rows)
     return Explanation(group, whole, probe.tolerance, rows, sizes)
 
 
+def _compared(model: nn.Module, inputs: tuple[Tensor, ...], group: Group) -> tuple[Probe, tuple[Tensor, ...], float]:
+    """A probe that has run the model, the inputs in its precision, and the error of the whole network over all elements."""
+    try:  # in double precision rounding and faults are worlds apart
+        probe = Probe(model.double(), group, 1e-9)
+        y = probe.record(tuple(t.double() if t.is_floating_point() or t.dtype == torch.uint8 else t for t in inputs))
+    except (RuntimeError, TypeError):  # a device or a model that knows single precision only
+        probe = Probe(model.to(_dtype(inputs)), group, 1e-4)
+        y = probe.record(inputs)
+    inputs = tuple(t.to(y.dtype) if t.is_floating_point() else t for t in inputs)
+    whole, size = 0.0, float(y.abs().max())
+    turned = [tuple(turn(group, h, t) for t in inputs) for h in range(1, group.order)]
+    for h, found in enumerate(_answers(probe.model, turned), 1):
+        whole = larger(whole, min(distance(group, found, t, size) for t in probe.outputs(h)))
+    return probe, inputs, whole
+
+
+def _nearby(x: Tensor) -> Tensor:
+    """Numbers a little off those of x, each by another share; whole numbers change places."""
+    generator = torch.Generator().manual_seed(0)
+    if not x.is_floating_point():
+        return x.flatten()[torch.randperm(x.numel(), generator=generator).to(x.device)].view(x.shape)
+    return x * (1 + 0.01 * torch.rand(x.shape, generator=generator)).to(x)
+
+
 def exact_sizes(model: nn.Module, x: Input, group: Group) -> list[int]:
     """The sizes n, from 3/4 to 3/2 of that of `x`, for which the strides of all layers are exact on inputs with n on each side.
 
-    Only shapes are computed, on torch's meta device: of at most 100 sizes, the nearest. The list is empty where no size fits, and
-    for a model that does not run there. Strides in code between layers, as in x[..., ::2] or F.max_pool2d, are not seen here, but
-    `explain` sees what they do.
+    Sides of `x` that are not as long as its last one stay as they are. Only shapes are computed, on torch's meta device: of at
+    most 100 sizes, the nearest. The list is empty where no size fits, and for a model that does not run there. Strides in code
+    between layers, as in x[..., ::2] or F.max_pool2d, are not seen here, but `explain` sees what they do.
 
     >>> from gcnn import p4
     >>> from gcnn.nn import GConv, LiftConv
@@ -274,33 +295,16 @@ def exact_sizes(model: nn.Module, x: Input, group: Group) -> list[int]:
         shape = tuple(inputs[0].shape) if tensors else type(x).__name__
         raise TypeError(f"exact_sizes(model, x, group): expected a Group and a tensor x, (N, K, *X), got {group} and {shape}")
     with torch.no_grad(), _as_written():
-        return _exact_sizes(_copied(getattr(model, "_orig_mod", model)).eval(), inputs, group)
+        return _fitting(_copied(getattr(model, "_orig_mod", model)).eval(), inputs, group)
 
 
-def _exact_sizes(model: nn.Module, inputs: tuple[Tensor, ...], group: Group, most: int = 100) -> list[int]:
+def _fitting(model: nn.Module, inputs: tuple[Tensor, ...], group: Group, most: int = 100) -> list[int]:
     """As `exact_sizes`, of a model that is not needed afterwards: it goes to the meta device."""
-    space, found = inputs[0].shape[-group.dim :], []
-    side = space[-1]
-
-    def sized(t: Tensor, n: int) -> Tensor:  # inputs as large as the first one stay so
-        alike = t.ndim >= group.dim + 2 and t.shape[-group.dim :] == space
-        shape = (*t.shape[: -group.dim], *(n,) * group.dim) if alike else t.shape
-        return torch.empty(shape, dtype=t.dtype, device="meta")
-
-    near = sorted(range(max(1, 3 * side // 4), 3 * side // 2 + 1), key=lambda n: abs(n - side))[:100]
     try:
         model = model.to("meta")
     except Exception:  # parts of it cannot be moved
         return []
-    with strides_checked(model, group), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for n in near:
-            with suppress(Exception):  # a size that does not go through, for whatever reason
-                model(*(sized(t, n) for t in inputs))
-                found.append(n)
-            if len(found) == most:
-                break
-    return sorted(found)
+    return sizes_that_fit(model, inputs, group, most)
 
 
 def _as_written() -> Any:
@@ -358,12 +362,15 @@ def _progress(layers: Collection[nn.Module], runs: int) -> Iterator[None]:
                 hook.remove()
 
 
-def _shaken(model: nn.Module) -> nn.Module:
-    """`model` with its parameters and running statistics off the values they start with, the same ones every time."""
-    generator = torch.Generator().manual_seed(0)
+def _shaken(model: nn.Module, seed: int = 0) -> nn.Module:
+    """`model` with its parameters and running statistics off the values they start with, the same ones every time.
+
+    The larger the seed, the further off: a layer may be dead as it is.
+    """
+    generator = torch.Generator().manual_seed(seed)
 
     def noise(like: Tensor) -> Tensor:
-        return torch.randn(like.shape, generator=generator).to(like) * 0.2
+        return torch.randn(like.shape, generator=generator).to(like) * 0.2 * (1 + seed)
 
     norms = nn.modules.batchnorm._NormBase | nn.GroupNorm | nn.LayerNorm
     for module in model.modules():
