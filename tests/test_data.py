@@ -770,3 +770,47 @@ def test_files_are_replaced_and_nothing_else_is(tmp_path: Path) -> None:
     assert (tmp_path / "file.part").read_bytes() == b"of somebody else"
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "file.part", "link", "pipe"]
+
+
+def test_many_may_write_one_file_at_once(tmp_path: Path) -> None:
+    """What is read is always one of the contents, whole, and nobody's writing fails."""
+    path, contents = tmp_path / "file", [bytes([i]) * 200_000 for i in range(4)]
+    write_file(path, contents[0])
+    failed: list[BaseException] = []
+
+    def write(content: bytes) -> None:
+        try:
+            for _ in range(20):
+                write_file(path, content)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=write, args=(content,)) for content in contents]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        assert path.read_bytes() in contents
+    assert not failed
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_an_interrupted_write_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(descriptor: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("os.fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_file(tmp_path / "file", b"new")
+    assert not list(tmp_path.iterdir())
+
+
+def test_damaged_pickles_of_cifar_are_named(tmp_path: Path) -> None:
+    good = pickle.dumps({b"data": np.zeros((10_000, 3072), np.uint8), b"labels": [0] * 10_000}, 2)
+    random = np.random.default_rng(0)
+    for _ in range(200):
+        bad = bytearray(good[:60] + good[-60:] if random.random() < 0.5 else good[:200])
+        bad[random.integers(len(bad))] = random.integers(256)
+        path = tmp_path / "data_batch_1"
+        path.write_bytes(bytes(bad))
+        with pytest.raises(ValueError, match=r"data_batch_1 (is not a batch of CIFAR-10|is damaged)"):
+            formats.cifar_python(path)

@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from common import every_group, feature_map, some_groups
 from gcnn import GROUPS, Group, O, Oh, p4, p4m, p6m
 from gcnn.functional import gcorr
 from gcnn.irreps import fourier_matrix, irreps, irreps_of_table, multiplications
 from gcnn.kernels.fourier import Algorithm, gain_of_convolutions, pays
-from gcnn.nn import GConv, LiftConv
-from gcnn.testing import equivariance_error
+from gcnn.nn import GConv, GLinear, LiftConv
+from gcnn.testing import equivariance_error, exact_sizes
 
 # the eight quaternions 1, -1, i, -i, j, -j, k, -k
 QUATERNIONS = [np.array(q) for unit in np.eye(4, dtype=int).tolist() for q in (unit, [-a for a in unit])]
@@ -290,3 +291,14 @@ def test_images_are_lifted_by_either_algorithm() -> None:
     assert "_Fourier" in {event.key for event in profile.key_averages()}
     lift.algorithm = "planar"
     torch.testing.assert_close(y, lift(x), rtol=1e-11, atol=1e-11)
+
+
+def test_on_the_meta_device_shapes_are_those_of_any_algorithm() -> None:
+    for layer, shape in (
+        (GConv(p4, 2, 3, 3, algorithm="fourier"), (1, 2, 4, 9, 9)),
+        (GLinear(p4, 2, 3, algorithm="fourier"), (5, 2, 4)),
+    ):
+        x = torch.rand(shape)
+        assert layer.to("meta")(x.to("meta")).shape == layer.to_empty(device="cpu")(x).shape
+    strided = nn.Sequential(GConv(p4, 1, 1, 3, stride=2, padding=1, algorithm="fourier"), nn.ReLU())
+    assert exact_sizes(strided, torch.rand(1, 1, 4, 9, 9), p4) == [7, 9, 11, 13]

@@ -417,3 +417,9 @@ def test_tables_of_a_layer_spare_nothing_but_checks() -> None:
     whole = correlate(p4, x, layer.weight, None, (3, 3), padding="same")
     torch.testing.assert_close(correlate(p4, x, layer.weight, None, (3, 3), padding="same", tables=layer.tables), whole)
     torch.testing.assert_close(correlate(p4, x, layer.weight, None, (3, 3), 1, 1, 1, tables=layer.tables), whole)
+
+
+def test_a_stabilizer_is_read_once() -> None:
+    x, weight = torch.rand(1, 2, 2, 5, 5), torch.rand(3, 2, 2 * 9)
+    once = correlate(p4, x, weight, None, (3, 3), stabilizer=iter((0, 2)))
+    assert torch.equal(once, correlate(p4, x, weight, None, (3, 3), stabilizer=(0, 2)))

@@ -236,3 +236,25 @@ def test_wrong_elements_and_subgroups_say_why() -> None:
     with pytest.raises(ValueError, match="is not an element of p4"):
         p4.check_subgroup(pm)
     assert p4m.check_subgroup(p4) == (0, 1, 2, 3)
+
+
+def test_the_metric_is_known_up_to_the_unit_of_length() -> None:
+    p6 = GROUPS["p6"]
+    again = generate("p6", p6.matrices[1], metric=((4, 2), (2, 4)))
+    assert again.metric == p6.metric
+    assert again.contains(p6)
+    real = generate("f", ((1, 0, 0), (0, -1, -1), (0, 1, 0)), metric=((1, 0, 0), (0, 1, 0.5), (0, 0.5, 1)))
+    assert real.metric == ((2, 0, 0), (0, 2, 1), (0, 1, 2))
+    with pytest.raises(ValueError, match="has no whole multiple; only ratios count: write it in whole numbers"):
+        generate("m", ((-1, 0), (0, 1)), metric=((1, 0), (0, 2**0.5)))
+
+
+@every_group
+def test_axes_that_no_element_reverses(group: Group) -> None:
+    """Along them the cells of a line of any length come back in the same order, whatever element acts."""
+    for axis, backwards in enumerate(group.reversed_axes):
+        line = np.zeros((5, group.dim), int)
+        line[:, axis] = np.arange(5)
+        moved = [line @ m.T for m in group.arrays]
+        forwards = all((np.diff(points, axis=0) >= 0).all() for points in moved)
+        assert backwards != forwards

@@ -841,3 +841,12 @@ def test_subclasses_take_the_arguments_they_like() -> None:
             super().__init__(p4, channels, channels, 3, padding=1)
 
     assert Same(2)(torch.rand(1, 2, 4, 5, 5)).shape == (1, 2, 4, 5, 5)
+
+
+def test_a_layer_without_parameters_of_its_own_can_be_moved() -> None:
+    """What shards or flattens parameters takes them out of a layer, and leaves plain tensors."""
+    layer: Any = GConv(p4, 1, 2, 3, bias=False)
+    weight = layer._parameters.pop("weight").detach()
+    layer.weight = weight
+    layer.float()
+    assert layer(torch.rand(1, 1, 4, 5, 5)).shape == (1, 2, 4, 3, 3)

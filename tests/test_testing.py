@@ -808,5 +808,24 @@ def test_faults_that_a_dead_layer_hides_are_found() -> None:
         )
         assert found.first is not None, seed
         assert found.first.name == "0"
-    with pytest.raises(ValueError, match="explain: the model answers the same for inputs near x"):
-        explain(nn.Sequential(LiftConv(p4, 1, 2, 3), CosetPool(p4), nn.Threshold(1e9, 0.0)), torch.rand(1, 1, 9, 9), p4)
+    blind = nn.Sequential(LiftConv(p4, 1, 2, 3, stride=2, padding=1), CosetPool(p4), nn.Threshold(1e9, 0.0))
+    assert not explain(blind, torch.rand(1, 1, 8, 8), p4).exact  # then layers are judged by themselves alone
+    assert explain(blind, torch.rand(1, 1, 9, 9), p4).exact
+
+
+def test_code_after_a_layer_of_several_results_is_not_blamed_on_it() -> None:
+    class Twice(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return x, x
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.twice = Twice()
+
+        def forward(self, x: Tensor) -> Tensor:
+            first, second = self.twice(x)
+            return torch.cat([first, second[..., 1:]], 1)
+
+    with pytest.raises(ValueError, match=r"explain: the model fails after twice \(Twice\)"):
+        explain(Net(), torch.rand(1, 1, 9, 9), p4)

@@ -20,22 +20,26 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from gcnn import cli, p4, p6, runs
+from gcnn import cli, p4, p4m, p6, runs
 from gcnn import train as module
 from gcnn.data import Dataset, Split, digits
 from gcnn.lattice import to_hexagonal
+from gcnn.layout import allows_tf32
 from gcnn.models import build, options_of, save
+from gcnn.nn import GBatchNorm, GConv
 from gcnn.recipes import RECIPES
 from gcnn.report import report
 from gcnn.runs import (
     alike,
     group_of,
     make_model,
+    multiplications,
     note_on_exactness,
     on_lattice,
     pick_device,
+    precision,
     read_checkpoint,
     reestimate_norms,
 )
@@ -180,9 +184,11 @@ module.train(module.Config(epochs=3, batch_size=64, channels=3, lr=3e-3), sys.ar
 def test_kill_9_while_saving_leaves_the_last_checkpoint(small: Dataset, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False, capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
-    assert (tmp_path / ".last.safetensors.part").stat().st_size == 1000  # half a checkpoint, under another name
+    [part] = tmp_path.glob(".last.safetensors.*.part")
+    assert part.stat().st_size == 1000  # half a checkpoint, under another name
     assert load_run(tmp_path).history[-1]["epoch"] == 1
     resumed = train(TINY, tmp_path, resume=True, progress=False, data=small)
+    assert not part.exists()
     assert same(resumed, train(TINY, progress=False, data=small))
 
 
@@ -196,7 +202,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(small: Dataset, tmp_path: Path, 
     with pytest.raises(OSError, match=r"could not be written \(No space left on device\); the one before it is intact"):
         train(TINY, tmp_path, resume=True, progress=False, data=small)
     assert load_run(tmp_path).history[-1]["epoch"] == 1
-    assert not list(tmp_path.glob("*.part"))
+    assert not list(tmp_path.glob(".*.part"))
 
 
 def test_damaged_and_foreign_checkpoints_say_so(small: Dataset, tmp_path: Path) -> None:
@@ -507,7 +513,10 @@ def test_the_commands(shell: Any, tmp_path: Path, small: Dataset) -> None:
     shares = shell("predict", folder, str(picture), "--top", "10")[1].split(": ")[1].split(",")
     assert sum(float(share.split()[1]) for share in shares) == pytest.approx(100, abs=1)
     assert "p4m    dimension 2, square    lattice,  8 elements, 10 subgroups" in shell("groups")[1]
-    assert shell("plot", "p4m", "--out", str(tmp_path / "p4m.png"))[0] == 0
+    drawn = ("plot", "p4m", "--out", str(tmp_path / "p4m.png"))
+    assert shell(*drawn)[0] == 0
+    assert "p4m.png is there already; choose another name, or --force" in shell(*drawn)[1]
+    assert shell(*drawn, "--force")[0] == 0
     assert (tmp_path / "p4m.png").stat().st_size > 5000
 
 
@@ -1254,3 +1263,71 @@ def test_the_table_is_whole_where_nobody_listens(small: Dataset, tmp_path: Path)
     assert "bad.png" in errors
     assert "Exception ignored" not in errors
     assert len((tmp_path / "b.csv").read_text().splitlines()) == 4
+
+
+def test_the_cost_of_a_network_is_that_of_the_planar_algorithm() -> None:
+    """It does not depend on the processor, and the network stays in the mode it is in."""
+    layer, x = GConv(p4m, 64, 64, 3, padding=1), torch.zeros(1, 64, 8, 20, 20)
+    assert multiplications(layer, x) == 64 * 64 * 8 * 8 * 9 * 400
+    assert layer.training
+
+
+def test_what_is_measured_leaves_the_network_as_it_was(small: Dataset) -> None:
+    run = train(dataclasses.replace(TINY, epochs=1), progress=False, data=small)
+    inputs = run.inputs(small.test, torch.device("cpu"))
+    run.model.train()
+    frozen = next(m for m in run.model.modules() if isinstance(m, nn.BatchNorm3d | GBatchNorm)).eval()
+    evaluate(run.model, inputs)
+    error_by_angle(run.model, inputs, steps=2)
+    assert run.model.training
+    assert not frozen.training
+
+    class Stops(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise KeyboardInterrupt
+
+    norm = nn.BatchNorm2d(1, momentum=0.3)
+    with pytest.raises(KeyboardInterrupt):
+        reestimate_norms(nn.Sequential(norm, Stops()), inputs)
+    assert norm.momentum == 0.3
+
+
+def test_only_images_are_turned_by_angles() -> None:
+    volumes = Inputs(Split(torch.rand(4, 1, 5, 5, 5), torch.zeros(4, dtype=torch.int64)), 0.0, 1.0, torch.device("cpu"))
+    with pytest.raises(
+        ValueError, match=r"expected images \(N, C, H, W\) to turn by angles, got inputs of shape \(4, 1, 5, 5, 5\)"
+    ):
+        error_by_angle(nn.Flatten(), volumes, steps=2)
+
+
+def test_reading_a_run_draws_no_random_numbers(small: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(dataclasses.replace(TINY, epochs=1), tmp_path, progress=False, data=small)
+
+    def seeded(seed: int) -> None:
+        raise AssertionError("the generators of GPUs are the caller's")
+
+    monkeypatch.setattr("torch.cuda.manual_seed_all", seeded)
+    state = torch.get_rng_state()
+    load_run(tmp_path)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_precision_is_put_back_whichever_setting_was_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    backends: Any = torch.backends
+    if not hasattr(backends.cuda.matmul, "fp32_precision"):
+        pytest.skip("torch before 2.9 has the older setting alone")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    parts = backends.cudnn.conv, backends.cudnn.rnn, backends.cuda.matmul
+    first = [part.fp32_precision for part in parts]
+    try:
+        for before in (("tf32", "tf32", "none"), ("ieee", "tf32", "tf32"), ("ieee", "ieee", "ieee")):
+            for part, value in zip(parts, before, strict=True):
+                part.fp32_precision = value
+            for tf32 in (True, False):
+                with precision(tf32):
+                    assert allows_tf32() == tf32
+                    assert {part.fp32_precision for part in parts} == {"tf32" if tf32 else "ieee"}
+                assert tuple(part.fp32_precision for part in parts) == before
+    finally:
+        for part, value in zip(parts, first, strict=True):
+            part.fp32_precision = value

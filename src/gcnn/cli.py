@@ -24,7 +24,7 @@ from gcnn.data import KINDS, SOURCES, Dataset, download, load, pictures_in, read
 from gcnn.files import write_file
 from gcnn.formats import resized
 from gcnn.groups import GROUPS
-from gcnn.models import EXAMPLES, build
+from gcnn.models import ALIASES, EXAMPLES, build
 from gcnn.recipes import RECIPES
 from gcnn.runs import (
     Normalised,
@@ -37,6 +37,7 @@ from gcnn.runs import (
     on_lattice,
     pick_device,
     precision,
+    read_checkpoint,
     read_config,
 )
 from gcnn.train import Config, train
@@ -118,6 +119,7 @@ def main(arguments: list[str] | None = None) -> int:
     command.add_argument("group", help="a plane group: p4, p4m, p6m ...")
     command.add_argument("--element", type=int, default=1, help="the element that acts")
     command.add_argument("--out", default="", help="the picture, GROUP.png if not given")
+    command.add_argument("--force", action="store_true", help="replace a picture that is there already")
     command.set_defaults(run=_plot)
     for name in ("eval", "predict", "report", "check"):
         commands.choices[name].add_argument("--device", default="auto", help="auto (cuda, mps or cpu), or a device of torch")
@@ -188,7 +190,7 @@ def _train(chosen: argparse.Namespace) -> None:
     sources.add_argument("--resume", action="store_true")
     first = sources.parse_known_args(chosen.rest)[0]
     if first.resume and not (first.recipe or first.config):
-        base = read_config(first.out or f"runs/{_name(first.model, first.group)}")
+        base = read_config(first.out or f"runs/{_name(ALIASES.get(first.model, first.model), first.group)}")
     else:
         base = _base(first.recipe, first.config)
     asked = tyro.cli(
@@ -203,7 +205,7 @@ def _train(chosen: argparse.Namespace) -> None:
     name = _name(settings.model, settings.group)
     folder = Path(asked.out or f"runs/{name}")
     first_rank = int(os.environ.get("RANK", "0")) == 0
-    before = len(load_run(folder).history) if asked.resume else 0
+    before = len(read_checkpoint(folder / "last.safetensors")[1]["history"]) if asked.resume else 0
     try:
         done = train(settings, folder, asked.resume)
     except KeyboardInterrupt:
@@ -474,7 +476,10 @@ def _plot(chosen: argparse.Namespace) -> None:
     if chosen.group not in GROUPS or GROUPS[chosen.group].dim != 2:
         raise ValueError(unknown("group", chosen.group, (name for name, group in GROUPS.items() if group.dim == 2)))
     group = GROUPS[chosen.group]
-    path = Path(chosen.out or f"{group.name}.png")
+    path, content = Path(chosen.out or f"{group.name}.png"), io.BytesIO()
     path.parent.mkdir(parents=True, exist_ok=True)
-    plot.action(group, plot.example(group), chosen.element if group.order > 1 else 0).savefig(path)
+    _check_new(str(path), f"{group.name}.png", chosen.force)
+    figure = plot.action(group, plot.example(group), chosen.element if group.order > 1 else 0)
+    figure.savefig(content, format=path.suffix[1:] or None)
+    write_file(path, content.getvalue())
     print(path)

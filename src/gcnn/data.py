@@ -493,7 +493,8 @@ def download(name: str, root: str | Path, base_url: str | None = None) -> None:
             import tarfile
 
             with tarfile.open(target) as archive:
-                archive.extractall(root, filter="data")
+                safe: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # since Python 3.10.12
+                archive.extractall(root, **safe)
 
 
 def _split(images: Any, labels: Any) -> Split:

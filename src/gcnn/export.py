@@ -72,7 +72,7 @@ def planar(model: nn.Module, fold: bool = False, example: Tensor | tuple[Tensor,
     if is_layer(model):
         model = nn.Sequential(model).train(model.training)
     inputs = None if example is None else _inputs(model, example)
-    with torch.no_grad(), _in_eval(model):
+    with torch.no_grad(), in_eval(model):
         expected = None if inputs is None else _answer(model, inputs, "the network")
         made = _plain(model, fold, inputs)
         for name, m in made.named_modules():
@@ -128,7 +128,7 @@ def to_onnx(
     device = next(model.parameters(), given[0]).device
     there = tuple(t.detach().to(device) for t in given)
     plain, here = planar(model, fold=True, example=there).cpu(), [t.cpu() for t in there]
-    with torch.no_grad(), _in_eval(model):
+    with torch.no_grad(), in_eval(model):
         expected = model(*there)
     if not isinstance(expected, Tensor):
         raise ValueError(f"to_onnx: expected a network that returns one tensor, got {type(expected).__name__}")
@@ -149,7 +149,7 @@ def to_onnx(
 
     def off(inputs: Sequence[Tensor], y: Tensor | None = None) -> float:
         if y is None:
-            with torch.no_grad(), _in_eval(model):
+            with torch.no_grad(), in_eval(model):
                 y = model(*(t.to(device) for t in inputs))
         numbers = session.run(None, {name: t.cpu().numpy() for name, t in zip(names, inputs, strict=True)})[0]
         return float((torch.from_numpy(numbers) - y.cpu()).abs().max() / y.abs().max().clamp(min=1e-30))
@@ -240,7 +240,7 @@ def _named(file: Any) -> Any:
 
 
 @contextmanager
-def _in_eval(model: nn.Module) -> Iterator[None]:
+def in_eval(model: nn.Module) -> Iterator[None]:
     """With the network in eval mode; afterwards each part is in its own again."""
     modes = {m: m.training for m in model.modules()}
     model.eval()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,9 +21,8 @@ def write_file(path: Path, content: bytes) -> None:
     path = Path(os.path.realpath(path))  # what a link leads to is replaced, not the link
     if path.exists() and not path.is_file():
         raise OSError(f"{path} could not be written: it is no file that can be replaced")
-    part = path.with_name(f".{path.name}.part")
+    part = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")  # others may write the same file
     try:
-        part.unlink(missing_ok=True)  # of a process that was killed
         with part.open("xb") as file:
             file.write(content)
             file.flush()
@@ -31,7 +31,15 @@ def write_file(path: Path, content: bytes) -> None:
             shutil.copymode(path, part)
         part.replace(path)
     except OSError as error:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
         kept = "the one before it is intact" if path.exists() else "there was none before"
         raise OSError(f"{path} could not be written ({error.strerror or error}); {kept}") from error
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+def sweep(folder: Path) -> None:
+    """Removes what killed processes have left of `write_file` in a folder in which nobody else writes."""
+    for part in folder.glob(".*.[0-9]*-[0-9]*.part"):
+        with suppress(OSError):
+            part.unlink()

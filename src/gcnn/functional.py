@@ -1,8 +1,7 @@
 """Functions on groups and the G-correlation as pure functions of tensors (paper, sections 4.4, 5, 6 and 7).
 
 A feature map is a plain tensor: (N, K, S, *X) on the group, (N, K, S/|H|, *X) on the cosets of a subgroup H, (N, K, *X) on
-the plane. Space is centred: a point element turns a map about the middle of its array. The layers of `gcnn.nn` only call
-what is here.
+the plane. Space is centred: a point element turns a map about the middle of its array.
 """
 
 from __future__ import annotations
@@ -236,11 +235,11 @@ def correlate(
     spread_by = dilation if isinstance(dilation, tuple) else as_tuple(group, dilation, "dilation")
     pads = padding if isinstance(padding, tuple) else whole_padding(group, kernel_size, steps, padding, spread_by)
     if tables is None:  # layers have looked already
+        stabilizer = None if depthwise else group.check_subgroup(stabilizer)
         for name, value in (("stride", steps), ("padding", padding), ("dilation", spread_by), ("kernel_size", kernel_size)):
             if not isinstance(value, str):
                 check_axes(group, f"correlate: {name}", as_tuple(group, value, name))
-        within = None if depthwise else group.check_subgroup(stabilizer)
-        on_group, within = is_map(group, x, within, "correlate"), within or (0,)
+        on_group, within = is_map(group, x, stabilizer, "correlate"), stabilizer or (0,)
         if not on_group and len(within) < group.order:
             cosets = group.order // len(within)
             raise ValueError(
@@ -261,7 +260,8 @@ def correlate(
     if depthwise:
         algorithm, stabilizer = "planar", range(group.order)
     tracing = traced()
-    asked, algorithm = algorithm, "planar" if tracing else choose(group, x, weight, algorithm, groups, steps)
+    asked = algorithm  # what a compiled call decides by when it runs
+    algorithm = "planar" if tracing else choose(group, x, weight, algorithm, groups, steps)
     channels_last, dtype = fast_form(group, x, weight)
     if autocasts(x.device.type):
         x, bias = x.to(dtype), None if bias is None else bias.to(dtype)

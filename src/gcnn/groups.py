@@ -95,7 +95,7 @@ class Group:
     matrices: tuple[Matrix, ...]
     metric: Matrix = ()
     oblique: tuple[tuple[int, tuple[int, ...]], ...] = field(init=False, compare=False)
-    """(i, m): each row m of the matrices, the i-th, that has several nonzero entries, once up to sign; on hexagonal lattices.
+    """Pairs (i, m): m is the i-th row of some element's matrix and mixes several axes; of m and -m one is listed.
 
     A cell u of a centred box belongs to the domain of the group if |m . u| stays within half the side i for all of them.
     """
@@ -373,7 +373,11 @@ def _as_gram(who: str, metric: Any, dim: int) -> IntArray:
     gram = np.array(metric) if len(metric) else np.eye(dim, dtype=np.int64)
     if gram.shape != (dim, dim) or not np.array_equal(gram, gram.T) or np.linalg.eigvalsh(gram).min() <= 0:
         raise ValueError(f"{who}: metric must be a symmetric positive definite {dim}x{dim} matrix, got {gram.tolist()}")
-    return _as_matrices(f"{who}, metric", gram[None])[0]
+    factor = next((k for k in range(1, 13) if np.allclose(gram * k, np.rint(gram * k), rtol=0, atol=1e-9)), None)
+    if factor is None:
+        raise ValueError(f"{who}: metric {gram.tolist()} has no whole multiple; only ratios count: write it in whole numbers")
+    whole = np.rint(gram * factor).astype(np.int64)
+    return whole // np.gcd.reduce(whole, axis=None)  # so that it does not depend on the unit of length
 
 
 def _check_isometries(what: str, arrays: IntArray, gram: IntArray) -> None:

@@ -2,7 +2,7 @@
 
 A map on a hexagonal lattice is an array in axial coordinates: cell (a, b) lies a steps along an axis that points down and
 to the right, at 60 degrees, and b steps to the right. The group maps only the hexagon inside that array to itself, so
-maps are zero outside it. Apart from pictures, this is the only file that knows angles.
+maps are zero outside it. Of the files behind the layers, this is the only one that knows angles.
 """
 
 from __future__ import annotations

@@ -217,7 +217,7 @@ def window_taps(group: Group, kernel_size: Size) -> Taps:
     return [tuple(tap) for tap in np.argwhere(support(group, kernel)).tolist()]
 
 
-def adaptive_avg_pool(group: Group, x: Tensor, output_size: Size | None) -> Tensor:
+def adaptive_avg_pool(group: Group, x: Tensor, output_size: Size) -> Tensor:
     """Average pooling over space to `output_size`, as torch's; on a hexagonal lattice to one cell, the mean of the domain.
 
     >>> from gcnn import p6
@@ -373,8 +373,8 @@ def on_planes(group: Group, x: Tensor, operation: Any) -> Tensor:
 
 
 def _reduce(x: Tensor, axis: int, reduce: Reduce) -> Tensor:
-    # amax shares the gradient among equal values, so that backward is equivariant too; it reads its result there, and what
-    # comes next may change that in place
+    # amax, unlike max, shares the gradient among equal values, so that backward is equivariant too. Its backward reads the
+    # result, which an in-place layer may overwrite: hence the copy
     y = x.amax(axis) if reduce == "max" else x.mean(axis)
     return y.clone() if reduce == "max" and y.requires_grad and not traced() else y
 

@@ -96,6 +96,7 @@ class _Call:
     size_before: tuple[int, ...] = ()  # the shape of what the call before returned
     error: float = 0.0
     error_before: float = 0.0
+    done: bool = False  # whether it has returned something
     followed: bool = True  # whether its inputs are known to be exact, so that its errors are its own
 
     def only_moves(self) -> bool:
@@ -125,6 +126,7 @@ class Probe:
 
         def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             nonlocal last
+            self.calls[-1].done = True
             if isinstance(output, Tensor):
                 self.calls[-1].output = output.clone()
                 last = output.shape
@@ -135,7 +137,7 @@ class Probe:
             call = self.calls[-1] if self.calls else None
             if call is None:
                 raise
-            if call.output is not None:  # in code between the layers
+            if call.done:  # in code between the layers
                 way = "; where maps of two sizes meet, as in a U-Net, give images whose sides all of its strides divide"
                 way = way if "Sizes of tensors must match" in str(error) else ""
                 words = (

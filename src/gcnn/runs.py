@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from gcnn.config import Config
 from gcnn.data import Dataset, Split
+from gcnn.export import in_eval
 from gcnn.files import write_file
 from gcnn.groups import GROUPS, Group
 from gcnn.lattice import to_hexagonal
@@ -38,15 +39,18 @@ from gcnn.steps import Inputs, Stepper, turned
 @contextmanager
 def precision(tf32: bool) -> Iterator[None]:
     """Says whether float32 work on cuda may round its inputs to TF32; afterwards it is as before."""
-    backends: tuple[Any, ...] = (torch.backends.cudnn, torch.backends.cuda.matmul) if torch.cuda.is_available() else ()
-    before = [backend.allow_tf32 for backend in backends]
-    for backend in backends:
-        backend.allow_tf32 = tf32
+    cudnn, matmul = cast(Any, torch.backends.cudnn), cast(Any, torch.backends.cuda.matmul)
+    newer = hasattr(matmul, "fp32_precision")  # torch >= 2.9, where the older setting cannot always be read, nor put back
+    parts = ((cudnn.conv, cudnn.rnn, matmul) if newer else (cudnn, matmul)) if torch.cuda.is_available() else ()
+    name, value = ("fp32_precision", "tf32" if tf32 else "ieee") if newer else ("allow_tf32", tf32)
+    before = [getattr(part, name) for part in parts]
+    for part in parts:
+        setattr(part, name, value)
     try:
         yield
     finally:
-        for backend, was in zip(backends, before, strict=True):
-            backend.allow_tf32 = was
+        for part, was in zip(parts, before, strict=True):
+            setattr(part, name, was)
 
 
 @contextmanager
@@ -63,7 +67,7 @@ def make_model(config: Config, classes: int = 10, shape: Sequence[int] = (1, 28,
 
     A converted network with a plane group of a hexagonal lattice begins with `ToHexagonal`: images are of square pixels.
     """
-    torch.manual_seed(config.seed)
+    torch.default_generator.manual_seed(config.seed)  # that of the CPU alone: others are the caller's
     options: dict[str, Any] = {"num_classes": classes, "in_channels": shape[0]}
     if config.group:
         options["group"] = GROUPS[config.group]
@@ -108,11 +112,12 @@ def on_lattice(model: nn.Module, x: Tensor) -> tuple[nn.Module, Tensor]:
 
 
 def multiplications(model: nn.Module, images: Tensor) -> int:
-    """What a network takes for these images, in eval mode."""
+    """What a network takes for these images in eval mode, by the planar algorithm: counted on the meta device."""
     from torch.utils.flop_counter import FlopCounterMode  # which brings Triton along where it is installed
 
+    shapes = copy.deepcopy(model).to("meta").eval()
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model.eval()(images)
+        shapes(images.to("meta"))
     return int(counter.get_total_flops()) // 2
 
 
@@ -196,12 +201,13 @@ def reestimate_norms(model: nn.Module, inputs: Inputs, batch_size: int | None = 
         m.reset_running_stats()
         m.momentum = None  # cumulative means
     count = len(inputs.labels)  # parts of nearly equal size, since every part counts alike in the mean
-    for index in torch.arange(count, device=inputs.labels.device).tensor_split(
-        math.ceil(count / (batch_size or at_a_time(inputs)))
-    ):
-        model(inputs(index)[0])
-    for m, momentum in zip(norms, momenta, strict=True):
-        m.momentum = momentum
+    parts = math.ceil(count / (batch_size or at_a_time(inputs)))
+    try:
+        for index in torch.arange(count, device=inputs.labels.device).tensor_split(parts):
+            model(inputs(index)[0])
+    finally:
+        for m, momentum in zip(norms, momenta, strict=True):
+            m.momentum = momentum
 
 
 def at_a_time(inputs: Inputs) -> int:
@@ -212,15 +218,17 @@ def at_a_time(inputs: Inputs) -> int:
 @torch.no_grad()
 def logits_of(model: nn.Module, inputs: Inputs, angle: float = 0.0) -> Tensor:
     """The answers of the model in eval mode, (N, classes), to its inputs turned by `angle` radians."""
-    model.eval()
+    if angle and inputs.images.ndim != 4:
+        raise ValueError(f"expected images (N, C, H, W) to turn by angles, got inputs of shape {tuple(inputs.images.shape)}")
     found, batch_size = [], at_a_time(inputs)
-    for start in range(0, len(inputs.labels), batch_size):
-        index = torch.arange(start, min(start + batch_size, len(inputs.labels)), device=inputs.labels.device)
-        x = inputs(index)[0]
-        if angle:
-            floor = -inputs.mean / inputs.std
-            x = turned(x - floor, torch.full((len(x),), angle, device=x.device)) + floor  # zero outside means black
-        found.append(model(x))
+    with in_eval(model):
+        for start in range(0, len(inputs.labels), batch_size):
+            index = torch.arange(start, min(start + batch_size, len(inputs.labels)), device=inputs.labels.device)
+            x = inputs(index)[0]
+            if angle:
+                floor = -inputs.mean / inputs.std
+                x = turned(x - floor, torch.full((len(x),), angle, device=x.device)) + floor  # zero outside means black
+            found.append(model(x))
     return torch.cat(found)
 
 

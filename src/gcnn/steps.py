@@ -19,7 +19,10 @@ class Inputs:
     """Images on the device as bytes, handed out normalised, and augmented in training."""
 
     def __init__(self, split: Split, mean: float, std: float, device: torch.device, config: Config | None = None) -> None:
-        self.images, self.labels = split.images.to(device), split.labels.to(device, torch.int64)
+        images = split.images
+        if images.dtype in (torch.uint16, torch.uint32, torch.uint64):  # which torch 2.4 cannot index
+            images = images.to(torch.int32 if images.dtype == torch.uint16 else torch.int64)
+        self.images, self.labels = images.to(device), split.labels.to(device, torch.int64)
         self.mean, self.std = mean, std
         self.rotate, self.shift, self.flip = (config.rotate, config.shift, config.flip) if config else (0.0, 0, False)
         self.reflect = config is not None and config.data == "pictures"  # their ground is seldom black

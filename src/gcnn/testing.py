@@ -229,22 +229,20 @@ def explain(model: nn.Module, x: Input, group: Group) -> Explanation:
     few = generators(group)
     runs = 2 + math.ceil((group.order - 1) / _at_once(inputs)) + len(few)
     with torch.no_grad(), _as_written(), _progress(leaves(model), runs):
-        for seed in range(8):
+        for seed in range(8):  # a layer that shaking has killed would hide faults
             probe, inputs, whole = _compared(_shaken(copy.deepcopy(model), seed), inputs, group)
-            if not whole <= probe.tolerance or not torch.equal(probe.model(*map(_nearby, inputs)), probe.output):
-                break  # else a layer that is dead here may hide faults
-        else:
-            raise ValueError(
-                "explain: the model answers the same for inputs near x, so that nothing can be seen; does it use x, or are "
-                "all ReLUs of a layer at zero?"
-            )
+            dead = whole <= probe.tolerance and torch.equal(probe.model(*map(_nearby, inputs)), probe.output)
+            if not dead:
+                break
         probe.measure(inputs, few)
         if not whole <= probe.tolerance and not probe.sees_a_fault():  # one that shows on this very x under others only
             probe.measure(inputs, sorted({*range(1, group.order)}.difference(few)))
         search = not whole <= probe.tolerance and probe.stride_fails()
         sizes = tuple(_fitting(probe.model, inputs, group, 4)) if search else ()
     rows = tuple(probe.rows(sizes))
-    if whole <= probe.tolerance:  # nothing is lost; what has an error here is only laid out in a way that was not followed
+    if (
+        whole <= probe.tolerance and not dead
+    ):  # what has an error is only laid out in a way that was not followed
         rows = tuple(Row(r.name, r.layer + (" (not followed)" if r.why else ""), r.error) for r in rows)
     return Explanation(group, whole, probe.tolerance, rows, sizes)
 

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from gcnn.config import Config
 from gcnn.data import Dataset, extent, load
-from gcnn.files import write_file
+from gcnn.files import sweep, write_file
 from gcnn.groups import Group
 from gcnn.models import EXAMPLES
 from gcnn.models.cnn import ToHexagonal
@@ -104,6 +104,7 @@ def _alone(folder: Path) -> Iterator[None]:
     new = [path for path in (folder, *folder.parents) if not path.exists()]
     held = _hold(folder)
     try:
+        sweep(folder)
         yield
     finally:
         with suppress(OSError):  # what was made for a run that did not begin is empty

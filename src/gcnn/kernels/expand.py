@@ -166,8 +166,7 @@ def _gather(x: Tensor, numbers: int, index: Tensor | None) -> Any:
     return in_triton("gather")
 
 
-for _key in ("CPU", "MPS", "Meta"):
-    library.impl("expand", _expand, _key)
-    library.impl("collect", _collect, _key)
+library.impl("expand", _expand, "CompositeExplicitAutograd")  # all devices
+library.impl("collect", _collect, "CompositeExplicitAutograd")
 library.impl("expand", lambda *arguments: expand(*arguments, None), "CUDA")
 library.impl("collect", lambda *arguments: collect(*arguments, None), "CUDA")

@@ -189,7 +189,7 @@ def choose(
     shape, order = x.shape, group.order
     if algorithm == "auto" and (len(shape) != group.dim + 3 or shape[2] != order or groups > 1 or max(stride) > 1):
         return "planar"
-    if algorithm == "planar" or not x.numel() or (not x.is_cuda and autocasts(x.device.type)):
+    if algorithm == "planar" or x.is_meta or not x.numel() or (not x.is_cuda and autocasts(x.device.type)):
         return "planar"
     if algorithm == "fourier":
         return algorithm

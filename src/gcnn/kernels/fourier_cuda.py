@@ -16,7 +16,7 @@ with 16 channels), went from 2.6 times to 1.6 by it: in the one kernel of `gcnn.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -108,7 +108,7 @@ class Tables(NamedTuple):
     """Those of `gcnn.indices.index_table`."""
 
 
-@lru_cache(maxsize=64)
+@cache  # never given up: CUDA graphs read them where they lie
 def tables(group: Group, kernel_size: tuple[int, ...], device: torch.device) -> Tables:
     """The tables, cached: the callers see to it that no mode of torch is at work that would spoil them for others."""
     with torch.inference_mode(False):

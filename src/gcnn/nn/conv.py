@@ -92,7 +92,7 @@ class _Filters(GModule):
 
     def _place_tables(self) -> None:
         """Puts the index tables where the parameters are; self.weight may be computed from those (weight_norm, prune)."""
-        device = next(itertools.chain(self.parameters(), self.buffers())).device
+        device = next(itertools.chain(self.parameters(), self.buffers()), self.weight).device
         if getattr(self, "tables", None) is None or self.tables[0].device != device:
             self.tables = self._tables_on(device)
 
@@ -192,6 +192,10 @@ class _Filters(GModule):
         if x.ndim == group.dim + len(expected):
             last = self.on_plane and x.shape[-1] == k != x.shape[0]
             remedy = f"a batch axis is missing if this is one sample: {'x.movedim(-1, 0)[None]' if last else 'x[None]'}"
+            if self.on_plane and k != x.shape[0] and group.dim > 1 and x.shape[1] == k:
+                remedy = f"its group {group} has dimension {group.dim}, and this looks like a batch of dimension {group.dim - 1}"
+            elif self.on_plane and k == 1 != x.shape[0]:
+                remedy = "an axis for the one channel is missing: x[:, None]"
         if x.ndim == group.dim + 2 and not (x.ndim == group.dim + len(expected) and x.shape[: len(expected)] == expected):
             if self.on_plane:
                 remedy = "its channels come last: use x.movedim(-1, 1)" if x.shape[-1] == k else f"in_channels is {k}"

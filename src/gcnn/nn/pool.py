@@ -17,7 +17,7 @@ from gcnn.pooling import Reduce
 class _Window(GModule):
     """What the pools over space share: a window that the group maps to itself, a stride, a padding."""
 
-    _shown = ("kernel_size", "stride", "padding")
+    _shown: tuple[str, ...] = ("kernel_size", "stride", "padding")
 
     def __init__(
         self, group: Group, kernel_size: Size, stride: Size | None, padding: Size, dilation: Size, ceil_mode: bool
@@ -35,7 +35,7 @@ class _Window(GModule):
             self._taps = None if group.fills_box else pooling.window_taps(group, self.kernel_size)
 
     def _pool(self, x: Tensor, pool: Callable[..., Tensor], option: Any) -> Tensor:
-        """The result of `pool`, of whose arguments one is its own; errors name the layer."""
+        """The result of `pool`; `option` is the argument of its own, dilation or count_include_pad. Errors name the layer."""
         self._check_map(x)
         if not self.group.fills_box:
             self._check_window(x, self.kernel_size, self.stride, self.padding, self.dilation)
@@ -49,13 +49,15 @@ class _Window(GModule):
 class GMaxPool(_Window):
     """Max pooling over space of G-maps, maps over cosets and images, with the arguments of nn.MaxPool2d.
 
-    Exactly equivariant where stride divides size + 2 padding - kernel_size. The window of a hexagonal lattice is a hexagon.
-    ceil_mode must be off, since it favours one side.
+    Exactly equivariant where stride divides size + 2 padding - dilation (kernel_size - 1) - 1. The window of a hexagonal lattice
+    is a hexagon. ceil_mode must be off, since it favours one side.
 
     >>> from gcnn import p4
     >>> GMaxPool(p4, 2)(torch.rand(1, 10, 4, 24, 24)).shape
     torch.Size([1, 10, 4, 12, 12])
     """
+
+    _shown = (*_Window._shown, "dilation")
 
     def __init__(
         self,
@@ -225,8 +227,9 @@ class GPool(GModule):
 class Restrict(GModule):
     """A G-map as a map on a subgroup H of the point group, nothing lost: (N, K, S, *X) to (N, K S/|H|, |H|, *X).
 
-    Further layers take the group `out_group`, which is H: so a network can give up symmetries with depth. Where H has no turn
-    by 60 or 120 degrees left, its domain on a hexagonal lattice is the whole array again, no longer the hexagon.
+    Further layers take the group `out_group`, which is H: so a network can give up symmetries with depth. Where the elements of
+    H only exchange and reverse the axes of the array (half turns, say), its domain on a hexagonal lattice is the whole array
+    again, no longer the hexagon.
 
     >>> from gcnn import p4m
     >>> restrict = Restrict(p4m, p4m.subgroup(1))
