@@ -772,6 +772,22 @@ def test_files_are_replaced_and_nothing_else_is(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "file.part", "link", "pipe"]
 
 
+def test_volumes_for_validation_come_last(tmp_path: Path) -> None:
+    x, y, path = np.arange(5 * 27, dtype=np.uint8).reshape(5, 3, 3, 3), np.array([0, 1, 1, 0, 1]), tmp_path / "medical.npz"
+    parts = {"train": slice(0, 2), "val": slice(2, 4), "test": slice(4, 5)}
+    arrays: Any = {f"{name}_{what}": a[part] for name, part in parts.items() for what, a in (("images", x), ("labels", y))}
+    np.savez(path, **arrays)
+    found = load("volumes", path)
+    assert found.for_validation == 2
+    assert torch.equal(found.train.images[:, 0], torch.from_numpy(x[:4]))
+    assert torch.equal(found.hold_out(2).test.labels, torch.from_numpy(y[2:4]))
+    np.savez(path, x_train=x, y_train=y, x_test=x, y_test=y, x_val=x[:, :2], y_val=y)
+    with pytest.raises(
+        ValueError, match=r"expected volumes of one size, got \(3, 3, 3\) for training and \(2, 3, 3\) for validation"
+    ):
+        load("volumes", path)
+
+
 def test_many_may_write_one_file_at_once(tmp_path: Path) -> None:
     """What is read is always one of the contents, whole, and nobody's writing fails."""
     path, contents = tmp_path / "file", [bytes([i]) * 200_000 for i in range(4)]

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from common import image, space
-from gcnn import GROUPS, Group, convert, export, lattice, p4, p4m, p6, p6m
+from gcnn import GROUPS, Group, convert, export, lattice, linem, p4, p4m, p6, p6m
 from gcnn.export import planar, to_onnx
 from gcnn.lattice import to_hexagonal
 from gcnn.models import build
@@ -1053,6 +1053,19 @@ def test_what_a_plain_network_would_lose_is_refused(net: nn.Module, words: str) 
     torch.manual_seed(0)
     with pytest.raises(ValueError, match=words):
         planar(net, example=torch.rand(5, 1, 9, 9))
+
+
+def test_onnx_files_for_signals_of_any_length(tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    net = nn.Sequential(LiftConv(linem, 1, 2, 3, padding=1), GMaxPool(linem, 3, 2, padding=1), CosetPool(linem)).eval()
+    assert to_onnx(net, tmp_path / "line.onnx", torch.randn(2, 1, 17), any_size=True) < 1e-5
+    session = onnxruntime.InferenceSession(str(tmp_path / "line.onnx"))
+    assert session.get_inputs()[0].shape == ["N", 1, "X"]
+    for length in (17, 30, 101):
+        x = torch.randn(3, 1, length)
+        (found,) = session.run(None, {"input": x.numpy()})
+        torch.testing.assert_close(torch.from_numpy(found), net(x).detach())
 
 
 def test_onnx_files_of_networks_of_several_inputs(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import inspect
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,10 @@ import torch
 from torch import nn
 
 from common import plane_groups
-from gcnn import Group, Oh, p1, p4, p4m, p6, p6m
+from gcnn import Group, O, Oh, p1, p4, p4m, p6, p6m
 from gcnn.models import MODELS, build, load, load_into, save
 from gcnn.models.planar import Bottleneck
-from gcnn.nn import GConv, GMaxPool
+from gcnn.nn import CosetPool, GConv, GMaxPool, LiftConv
 from gcnn.recipes import RECIPES
 from gcnn.testing import equivariance_error, explain
 
@@ -200,6 +201,19 @@ def test_weights_of_networks_whose_options_are_no_json(tmp_path: Path) -> None:
         load(tmp_path / "mine.safetensors")
     again = load_into(build("resnet18", block=Bottleneck, widths=(4, 4, 4, 4), stem=3), tmp_path / "mine.safetensors")
     assert all(torch.equal(a, b) for a, b in zip(net.state_dict().values(), again.state_dict().values(), strict=True))
+
+
+def test_weights_of_other_subgroups_are_refused(tmp_path: Path) -> None:
+    """Subgroups of one order have weights of one shape, which mean something else."""
+
+    def network(subgroup: tuple[int, ...]) -> nn.Module:
+        return nn.Sequential(LiftConv(O, 1, 2, 3), CosetPool(O, subgroup), GConv(O, 2, 2, 3, stabilizer=subgroup), CosetPool(O))
+
+    first, other, *_ = (h for h in O.subgroups() if len(h) == 2)
+    save(network(first), tmp_path / "net.safetensors")
+    load_into(network(first), tmp_path / "net.safetensors")
+    with pytest.raises(ValueError, match=rf"a network whose 1 has the subgroup {re.escape(str(first))}, here it is"):
+        load_into(network(other), tmp_path / "net.safetensors")
 
 
 def test_weights_of_torch_save_say_how_they_are_read(tmp_path: Path) -> None:

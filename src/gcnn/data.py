@@ -233,7 +233,10 @@ def _of_one_contrast(images: Tensor) -> Tensor:
 
 
 def volumes(path: str | Path) -> Dataset:
-    """Volumes (N, 1, D, H, W) from an .npz with x_train, y_train, x_test, y_test or MedMNIST's train_images, train_labels ..."""
+    """Volumes (N, 1, D, H, W) from an .npz with x_train, y_train, x_test, y_test or MedMNIST's train_images, train_labels ...
+
+    If there are x_val, y_val or val_images, val_labels, these are the last volumes for training: hold out just those.
+    """
     path = Path(path)
     need(path, "an .npz file of volumes")
     with path.open("rb") as file:
@@ -245,14 +248,16 @@ def volumes(path: str | Path) -> Dataset:
             raise ValueError(f"{path} holds one array, expected an .npz file of several; write it with numpy.savez_compressed")
         names = ("x_{}", "y_{}") if "x_train" in archive else ("{}_images", "{}_labels")
         wanted = [name.format(part) for part in ("train", "test") for name in names]
+        has_val = all(name.format("val") in archive for name in names)
         if missing := [name for name in wanted if name not in archive]:
             both = "" if "x_train" in archive else ", or x_train, y_train, x_test, y_test"
             found = ", ".join(archive)
             raise ValueError(f"{path}: expected the arrays {', '.join(wanted)}{both}, found {found}; missing {missing}")
+        wanted += [name.format("val") for name in names if has_val]
         arrays = {name: _array(path, archive, name) for name in (*wanted, "classes") if name in archive}
     classes = tuple(str(c) for c in arrays.get("classes", ()))
     parts = []
-    for part in ("train", "test"):
+    for part in ("train", "test", "val")[: 2 + has_val]:
         x, y = arrays[names[0].format(part)], arrays[names[1].format(part)].reshape(-1)
         _check_labels(f"{path}: {names[1].format(part)}", y, len(classes))
         if x.ndim != 4:
@@ -274,7 +279,15 @@ def volumes(path: str | Path) -> Dataset:
             f"{path}: the labels go from {int(used.min())} to {count - 1}, but {count - len(used)} of the numbers from 0 on are "
             "never used; number the classes 0, 1, 2 and so on, or name them all in an array `classes`"
         )
-    return Dataset(path.stem, parts[0], parts[1], classes or tuple(str(i) for i in range(count)))
+    train, test, *val = parts
+    for held in val:
+        if held.images.shape[1:] != train.images.shape[1:]:
+            raise ValueError(
+                f"{path}: expected volumes of one size, got {tuple(train.images.shape[2:])} for training and "
+                f"{tuple(held.images.shape[2:])} for validation"
+            )
+        train = Split(torch.cat([train.images, held.images]), torch.cat([train.labels, held.labels]))
+    return Dataset(path.stem, train, test, classes or tuple(str(i) for i in range(count)), sum(map(len, val)))
 
 
 def _array(path: Path, archive: Any, name: str) -> npt.NDArray[Any]:

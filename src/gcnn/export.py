@@ -138,6 +138,10 @@ def to_onnx(
                 node.kwargs = {**node.kwargs, "mode": "nearest"}
         if isinstance(part, fx.GraphModule):
             part.recompile()
+    for parent in list(plain.modules()) if any_size else ():
+        for name, part in parent.named_children():
+            if type(part) is nn.MaxPool1d:  # in which torch.export fixes the length
+                setattr(parent, name, _in_the_plane(part))
     two = [t if len(t) > 1 else t.repeat(2, *(1,) * (t.ndim - 1)) for t in here]  # one alone would be fixed
     file = _named(_onnx(plain, tuple(two), any_size))
     for key, value in (about or {}).items():
@@ -166,6 +170,15 @@ def to_onnx(
         raise ValueError(f"to_onnx: the file's answers are off by {error:.1e}, more than {tolerance:.1e}; nothing was written")
     write_file(path, content)
     return error
+
+
+def _in_the_plane(pool: Any) -> nn.Module:
+    """A pool over a line, as one over a plane of one row."""
+    size, stride, padding, dilation = (
+        value[0] if isinstance(value, tuple) else value for value in (pool.kernel_size, pool.stride, pool.padding, pool.dilation)
+    )
+    made = nn.MaxPool2d((1, size), (1, stride), (0, padding), (1, dilation))
+    return nn.Sequential(nn.Unflatten(2, (1, -1)), made, nn.Flatten(2))
 
 
 def _doubled(image: Tensor) -> Tensor:

@@ -240,9 +240,7 @@ def explain(model: nn.Module, x: Input, group: Group) -> Explanation:
         search = not whole <= probe.tolerance and probe.stride_fails()
         sizes = tuple(_fitting(probe.model, inputs, group, 4)) if search else ()
     rows = tuple(probe.rows(sizes))
-    if (
-        whole <= probe.tolerance and not dead
-    ):  # what has an error is only laid out in a way that was not followed
+    if whole <= probe.tolerance and not dead:  # what has an error is only laid out in a way that was not followed
         rows = tuple(Row(r.name, r.layer + (" (not followed)" if r.why else ""), r.error) for r in rows)
     return Explanation(group, whole, probe.tolerance, rows, sizes)
 

@@ -29,6 +29,16 @@ def groups_of(model: nn.Module) -> list[Any]:
     return json.loads(json.dumps(sorted(found.items())))
 
 
+def subgroups_of(model: nn.Module) -> dict[str, list[int]]:
+    """By the name of a layer, the subgroup that it pools over, restricts to, or takes maps over the cosets of."""
+    found = {}
+    for name, m in model.named_modules():
+        subgroup = getattr(m, "stabilizer", getattr(m, "subgroup", None))
+        if isinstance(getattr(m, "group", None), Group) and subgroup is not None:
+            found[name] = [int(s) for s in subgroup]
+    return found
+
+
 def save(model: nn.Module, path: str | Path, overwrite: bool = False, **about: Any) -> None:
     """Writes the weights with the groups of the model, what `build` made it from if that is known, and `about`.
 
@@ -57,7 +67,13 @@ def save(model: nn.Module, path: str | Path, overwrite: bool = False, **about: A
         raise TypeError(f"save: expected a network, an nn.Module, got {type(model).__name__}")
     # shared ones each by itself
     tensors = {name: t.detach().cpu().clone().contiguous() for name, t in model.state_dict().items()}
-    meta = {"groups": groups_of(model), "build": built_from(model), "about": about, "sha256": digest(tensors)}
+    meta = {
+        "groups": groups_of(model),
+        "subgroups": subgroups_of(model),
+        "build": built_from(model),
+        "about": about,
+        "sha256": digest(tensors),
+    }
     try:
         told = json.dumps(meta)
     except TypeError as error:
@@ -177,5 +193,12 @@ def load_into(model: nn.Module, path: str | Path, skip: Sequence[str] = ()) -> n
             f"{path} does not fit the network: {first} is {found.get(first, 'missing')} there, "
             f"{expected.get(first, 'missing')} here; {way_out}"
         )
+    theirs, ours = meta.get("subgroups", {}), subgroups_of(model)
+    for layer in ours:
+        if theirs.get(layer, ours[layer]) != ours[layer] and not any(f"{layer}.".startswith(f"{module}.") for module in asked):
+            raise ValueError(
+                f"{path} holds weights of a network whose {layer} has the subgroup {tuple(theirs[layer])}, here it is "
+                f"{tuple(ours[layer])}; make the network with the same, or take other weights"
+            )
     model.load_state_dict({name: t for name, t in tensors.items() if name not in skipped}, strict=False)  # looked at above
     return model
