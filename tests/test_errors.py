@@ -233,6 +233,7 @@ AT_CONSTRUCTION: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: GUpsample(p4), ValueError, r"GUpsample\(p4\): give size or scale_factor, one of the two, got None and None"),
     (lambda: GUpsample(p4, scale_factor=1.5), ValueError, r"scale_factor must be a whole number or 2 of them for p4, got 1.5"),  # type: ignore[arg-type]
     (lambda: GUpsample(p4, 9, mode="cubic"), ValueError, r'mode must be "nearest" or "linear", got \'cubic\''),
+    (lambda: GUpsample(p4, 9, align_corners=True), ValueError, r'align_corners \(=True\) is an option of mode="linear"'),
     (lambda: GUpsample(p6, scale_factor=2), ValueError, r'a hexagonal lattice is enlarged by a scale_factor with mode="linear"'),
 ]
 
@@ -351,3 +352,25 @@ IN_FORWARD: list[tuple[Callable[[], Any], str]] = [
 def test_bad_input(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
+
+
+NAMED = [
+    LiftConv(p4, 1, 2, 3),
+    GConv(p4, 1, 2, 3),
+    GLinear(p4, 1, 2),
+    GBatchNorm(p4, 1),
+    GLayerNorm(p4, 1),
+    GMaxPool(p4, 2),
+    GUpsample(p4, scale_factor=2.0),  # type: ignore[arg-type]  # as torch's own layer takes it
+    GAdaptiveAvgPool(p4, 1),
+    CosetPool(p4),
+    Restrict(p4, (0, 2)),
+]
+
+
+@pytest.mark.parametrize("layer", NAMED, ids=lambda layer: type(layer).__name__)
+def test_arrays_are_no_tensors(layer: Any) -> None:
+    with pytest.raises(
+        TypeError, match=rf"{type(layer).__name__}\(p4.*: expected a tensor, got ndarray; use torch.as_tensor\(x\)"
+    ):
+        layer(zeros(1, 1, 4, 8, 8).numpy())

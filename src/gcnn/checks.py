@@ -60,6 +60,12 @@ def unknown(what: str, got: str, known: Iterable[str]) -> str:
     return f"{what} must be one of {', '.join(names)}, got {got!r}{meant}"
 
 
+def check_tensor(who: str, x: Any) -> None:
+    """Raises a TypeError for an array of numpy, a list ..."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{who}: expected a tensor, got {type(x).__name__}; use torch.as_tensor(x)")
+
+
 def check_reduce(reduce: str) -> None:
     """Raises a ValueError unless `reduce` is a known reduction."""
     if reduce not in ("max", "mean"):

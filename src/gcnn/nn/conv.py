@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from gcnn.checks import Size, as_tuple, shape_text
+from gcnn.checks import Size, as_tuple, check_tensor, shape_text
 from gcnn.functional import check_algorithm, correlate, planar_gcorr_transpose, transform_filter, whole_padding
 from gcnn.groups import Group, Subgroup
 from gcnn.indices import index_table, support
@@ -178,8 +178,7 @@ class _Filters(GModule):
 
     def _check_input(self, x: Tensor) -> None:
         group, k, cosets = self.group, self.in_channels, self.cosets
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{self._label()}: expected a tensor, got {type(x).__name__}; use torch.as_tensor(x)")
+        check_tensor(self._label(), x)
         expected = (k,) if self.on_plane else (k, cosets)
         if x.ndim == group.dim + 1 + len(expected) and x.shape[1 : 1 + len(expected)] == expected:
             if not x.is_floating_point():
@@ -503,6 +502,7 @@ class GLinear(_Filters):
 
     def forward(self, x: Tensor) -> Tensor:
         """The values (..., K_out, S) of `x`."""
+        check_tensor(self._label(), x)
         if x.ndim < 2 or x.shape[-2:] != (self.in_channels, self.group.order):
             raise ValueError(
                 f"{self._label()}: expected input (..., {self.in_channels}, {self.group.order}), got {tuple(x.shape)}; "

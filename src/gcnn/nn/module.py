@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gcnn.checks import Size, as_tuple, check_axes, shape_text
+from gcnn.checks import Size, as_tuple, check_axes, check_tensor, shape_text
 from gcnn.groups import GROUPS, Group
 from gcnn.lattice import check_domain
 from gcnn.layout import output_size
@@ -43,6 +43,7 @@ class GModule(nn.Module):
 
     def _check_map(self, x: Tensor, image: bool = True, cosets: bool = True) -> None:
         """Raises a ValueError unless `x` is a map on the group, or an image or a map over cosets where those will do."""
+        check_tensor(self._label(), x)
         group = self.group
         if x.ndim == group.dim + 2 and image:
             return

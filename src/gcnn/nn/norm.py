@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gcnn.checks import shape_text
+from gcnn.checks import check_tensor, shape_text
 from gcnn.groups import Group
 from gcnn.kernels import few
 from gcnn.kernels.norm import Inside, Whole, follow, has_fast_norm, tied_batch_norm
@@ -265,6 +265,7 @@ def _over_processes(x: Tensor) -> Tensor:
 
 
 def _check_norm_input(layer: str, group: Group, channels: int, x: Tensor) -> None:
+    check_tensor(f"{layer}({group}, {channels})", x)
     image = x.ndim == group.dim + 2
     on_group = x.ndim == group.dim + 3 or (x.ndim == 3 and not image)
     elements = x.shape[2] if on_group else group.order

@@ -152,6 +152,10 @@ class GUpsample(GModule):
             if mode == ("linear", "bilinear", "trilinear")[group.dim - 1]:
                 mode = "linear"
             pooling.check_mode(mode)
+            if mode == "nearest" and align_corners is not None:
+                raise ValueError(f'align_corners (={align_corners!r}) is an option of mode="linear"; leave it out')
+            if isinstance(scale_factor, float) and scale_factor.is_integer():
+                scale_factor = int(scale_factor)  # torch's own layer takes 2.0 for 2
             if not group.fills_box and (mode != "linear" or scale_factor is None or align_corners is not None):
                 raise ValueError(
                     'a hexagonal lattice is enlarged by a scale_factor with mode="linear" alone: '
