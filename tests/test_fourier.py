@@ -204,6 +204,24 @@ def test_blocks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(conv(x), whole, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("group", [p4m, p6m, O], ids=str)
+def test_products_may_be_convolutions(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on processors whose convolutions are the faster ones; blocks of points end anywhere."""
+    torch.manual_seed(0)
+    monkeypatch.setattr("gcnn.kernels.fourier.gain_of_convolutions", lambda: 1.9)
+    monkeypatch.setattr("gcnn.kernels.fourier.BLOCK", {"cpu": 1})
+    conv = GConv(group, 8, 32, 3, padding=1, algorithm="fourier")
+    exact = copy.deepcopy(conv).double()
+    x = feature_map(group, channels=8, size=13 if group.dim == 2 else 7, dtype=torch.float32).requires_grad_()
+    y = conv(x)
+    dy = torch.randn_like(y)
+    found = y, *torch.autograd.grad(y, [x, conv.weight], dy)
+    wide = x.detach().double().requires_grad_()
+    z = exact(wide)
+    for a, b in zip(found, (z, *torch.autograd.grad(z, [wide, exact.weight], dy.double())), strict=True):
+        assert (a - b).abs().max() < 1e-5 * b.abs().max()
+
+
 def test_auto_chooses_and_changes_nothing_but_time() -> None:
     assert pays(p4m, 64, 64, 9, 8192)
     assert pays(Oh, 16, 16, 27, 4096)

@@ -160,8 +160,9 @@ def gain_of_convolutions() -> float:
     """How much faster this CPU multiplies float32 numbers in convolutions than in matrix products.
 
     On an AMD processor with AVX-512 (family 26, Zen 5) oneDNN's convolutions were about twice as fast as MKL's products, and with
-    1.9 the model agrees with the times of whole layers there. Told by what the processor says of itself: if times decided, runs
-    would not repeat bit for bit.
+    1.9 the model agrees with the times of whole layers there. The products of wide layers are 1x1 convolutions then: what that
+    gains is left out of the model, since patches take as long to be made. Told by what the processor says of itself: if times
+    decided, runs would not repeat bit for bit.
     """
     if not torch.backends.mkl.is_available() or torch.backends.cpu.get_cpu_capability() != "AVX512":
         return 1.0
@@ -293,9 +294,12 @@ def _correlate(group: Group, planes: Tensor, weight: Tensor, *geometry: tuple[in
         narrow = suits and fused.seconds(group, planes.dtype, *sizes) < _seconds(group, planes.dtype, *sizes)[0]
         found: Tensor = (fused if narrow else _triton()).correlate(group, planes, weight, *geometry, adjoint=adjoint)
         return found
-    patches = _Patches(group, planes, *geometry)
     k_out, s = weight.shape[1 if adjoint else 0], group.order
+    convolve = planes.is_cpu and planes.dtype == torch.float32 and k_out >= 32 and gain_of_convolutions() > 1
+    patches = _Patches(group, planes, *geometry, together=convolve)
     filters = _transform_filters(group, weight.to(patches.dtype), patches.plan, adjoint)
+    if convolve:
+        filters = [w.mT.contiguous().mT for w in filters]  # as convolutions have them
     result, out = empty_planes(planes, patches.size, s, k_out)
     products = planes.new_empty(s * patches.cores * patches.block * k_out, dtype=patches.dtype)
     for start, stop, cores in patches.blocks():
@@ -303,17 +307,25 @@ def _correlate(group: Group, planes: Tensor, weight: Tensor, *geometry: tuple[in
         y = products[: s * (stop - start) * k_out].view(s, cores, -1, k_out)
         at = 0
         for w in filters:
-            d, shared = len(w), w[:, None].expand(-1, cores, -1, -1)  # (d, cores, P K_in, d K_out)
+            d = len(w)
             for i in range(at, at + patches.parts[d, at], d):
-                each = torch.bmm(x[:, i], shared[0], out=y[i]) if d == 1 else x[:, i].bmm(shared[0])
+                each = _product(x[:, i], w[0], convolve)
                 for j in range(1, d):
-                    each.baddbmm_(x[:, i + j], shared[j])
-                if d > 1:
-                    y[i : i + d] = each.unflatten(2, (d, k_out)).movedim(2, 0)
+                    each = _product(x[:, i + j], w[j], convolve, each)
+                y[i : i + d] = each.unflatten(2, (d, k_out)).movedim(2, 0)
             at += patches.parts[d, at]
         back = patches.matrix.t().expand(cores, s, s).bmm(y.flatten(2).transpose(0, 1))  # (cores, S, B K_out)
         out[start:stop].unflatten(0, (cores, -1)).copy_(back.unflatten(2, (-1, k_out)).transpose(1, 2))
     return result
+
+
+def _product(x: Tensor, w: Tensor, convolve: bool, total: Tensor | None = None) -> Tensor:
+    """(cores, B, L) times (L, N), added to `total` if given: for each core, or as a convolution that the cores share."""
+    if convolve:
+        y = F.conv2d(x[:, :, None].permute(0, 3, 1, 2), w.t()[..., None, None])[..., 0].transpose(1, 2)
+        return y if total is None else total.add_(y)
+    shared = w.expand(len(x), -1, -1)
+    return x.bmm(shared) if total is None else total.baddbmm_(x, shared)
 
 
 def _weight_gradient(group: Group, planes: Tensor, dy: Tensor, weight: Tensor, *geometry: tuple[int, ...]) -> Tensor:
@@ -399,9 +411,11 @@ class _Patches:
         dilation: tuple[int, ...],
         *,
         most: int = 1 << 30,
+        together: bool = False,
     ) -> None:
         self.plan = make_plan(group, kernel_size)
-        self.cores = min(torch.get_num_threads(), most) if planes.is_cpu else 1
+        threads = torch.get_num_threads()
+        self.cores = 1 if together or not planes.is_cpu else min(threads, most)  # those that have points of their own
         self.dtype = torch.promote_types(planes.dtype, torch.float32)
         padded = F.pad(planes, both_sides(padding)) if any(padding) else planes
         rows = padded.movedim(1, -1).contiguous()  # (N, *X, S K_in)
@@ -420,8 +434,8 @@ class _Patches:
             first = (first[:, None] + torch.arange(n, device=planes.device) * (step * stride_)).flatten()
         self.first = first[:, None]  # (points, 1)
         self.matrix = as_tensor(self.plan.matrix, planes.device).to(self.dtype)
-        many = BLOCK.get(planes.device.type, 1 << 28) // (s * taps * self.k_in * 4)
-        self.block = min(max(128, many), -(-self.points // self.cores))  # points of a core
+        many = max(128, BLOCK.get(planes.device.type, 1 << 28) // (s * taps * self.k_in * 4)) * (threads if together else 1)
+        self.block = min(many, -(-self.points // self.cores))  # points of a core
         # the same memory for every block: what is new takes longer to be had than to be filled
         numbers = s * self.cores * self.block * taps * self.k_in
         self.seen = planes.new_empty(numbers if planes.dtype == self.dtype else 0)
