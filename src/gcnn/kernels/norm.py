@@ -137,6 +137,24 @@ class _CudaTiedNorm(torch.autograd.Function):
         return dx, slope if weight is not None else None, total if has_bias else None, None, None, None
 
 
+def take_inside(planes: Tensor, cells: Tensor) -> tuple[Tensor, bool]:
+    """Those cells of planes (N, S K, *X) side by side, (N, S K, cells), and whether channels lie last in memory."""
+    last = planes.movedim(1, -1).is_contiguous()
+    if last:
+        inside: Tensor = Inside.apply(planes.movedim(1, -1).flatten(1, -2), cells, 1)
+        return inside.mT, last
+    return Inside.apply(planes.flatten(2), cells, 2), last
+
+
+def put_back(y: Tensor, cells: Tensor, size: torch.Size, last: bool) -> Tensor:
+    """Planes of this size again, zero in other cells."""
+    if last:  # contiguous: else index_copy_ walks through memory
+        rows: Tensor = Whole.apply(y.mT.contiguous(), cells, 1, size.numel())
+        return rows.unflatten(1, size).movedim(-1, 1)
+    whole: Tensor = Whole.apply(y, cells, 2, size.numel())
+    return whole.unflatten(2, size)
+
+
 class Inside(torch.autograd.Function):
     """The chosen cells of an axis, each one once; unlike torch's, the gradient is a copy and not a sum."""
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gcnn.checks import check_axes
 from gcnn.groups import Group
-from gcnn.kernels.norm import Inside, Whole
+from gcnn.kernels.norm import put_back, take_inside
 from gcnn.lattice import domain_mask, kept_domain, mask_outside
 from gcnn.layout import fine, from_planes, to_planes
 from gcnn.nn.module import GModule
@@ -40,16 +40,12 @@ class EachElement(GModule):
 
     def _inside(self, planes: Tensor, elements: int, cells: Tensor) -> Tensor:
         """Planes (N, S K, *X) with the cells of the hexagon normalised, laid side by side, and zeros outside."""
-        norm, size = self.module, planes.shape[2:]
-        last = planes.movedim(1, -1).is_contiguous()  # as (N, cells, S K), else (N, S K, cells)
-        axis, rows = (1, planes.movedim(1, -1).flatten(1, -2)) if last else (2, planes.flatten(2))
-        inside: Tensor = Inside.apply(rows, cells, axis)
-        maps = fine((inside.mT if last else inside).unflatten(1, (elements, -1)).flatten(0, 1))  # (N S, K, cells)
+        norm = self.module
+        inside, last = take_inside(planes, cells)
+        maps = fine(inside.unflatten(1, (elements, -1)).flatten(0, 1))  # (N S, K, cells)
         weight, bias = (None if p is None else p.to(maps.dtype) for p in (norm.weight, norm.bias))
         y = torch.group_norm(maps, norm.num_groups, weight, bias, norm.eps).to(planes.dtype)
-        y = y.view(*planes.shape[:2], len(cells))  # (N, S K, cells)
-        rows = Whole.apply(y.mT.contiguous() if last else y, cells, axis, size.numel())  # else index_copy_ walks through memory
-        return rows.unflatten(1, size).movedim(-1, 1) if last else rows.unflatten(2, size)
+        return put_back(y.view(*planes.shape[:2], len(cells)), cells, planes.shape[2:], last)
 
     def _by_mask(self, images: Tensor) -> Tensor:
         """The same of images (N, K, *X), by operations that compilers see through."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from gcnn.checks import check_tensor, shape_text
 from gcnn.groups import Group
 from gcnn.kernels import few
-from gcnn.kernels.norm import Inside, Whole, follow, has_fast_norm, tied_batch_norm
+from gcnn.kernels.norm import follow, has_fast_norm, put_back, take_inside, tied_batch_norm
 from gcnn.lattice import domain_mask, kept_domain, mask_outside
 from gcnn.layout import fine, from_planes, spread, to_planes, traced
 from gcnn.nn.module import Device, GModule, check_group, check_group_is_first
@@ -114,15 +113,11 @@ class GBatchNorm(nn.modules.batchnorm._BatchNorm):
     def _normalise_inside(self, x: Tensor, cells: Tensor) -> Tensor:
         """A map on a hexagonal lattice by the statistics of the cells inside its domain: those alone, laid side by side."""
         planes, elements = to_planes(x, self.group.dim), x.shape[2]  # (N, S K, *X)
-        last = planes.movedim(1, -1).is_contiguous()  # as (N, cells, S K), else (N, S K, cells)
-        rows = planes.movedim(1, -1).flatten(1, -2) if last else planes.flatten(2)
-        inside: Tensor = Inside.apply(rows, cells, 1 if last else 2)
+        inside, last = take_inside(planes, cells)
         self._check_count(x)
         running, rate = self._running()
-        y = tied_batch_norm(inside.mT if last else inside, elements, self.weight, self.bias, self.eps, running, rate)
-        rows = Whole.apply(y.mT if last else y, cells, 1 if last else 2, math.prod(x.shape[-self.group.dim :]))
-        y = rows.unflatten(1, planes.shape[2:]).movedim(-1, 1) if last else rows.view_as(planes)
-        return from_planes(y, elements)
+        y = tied_batch_norm(inside, elements, self.weight, self.bias, self.eps, running, rate)
+        return from_planes(put_back(y, cells, planes.shape[2:], last), elements)
 
     def _check_count(self, x: Tensor) -> None:
         if x.numel() == x.shape[1]:  # a hexagonal domain of more cells than one has seven
