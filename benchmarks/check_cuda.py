@@ -64,9 +64,12 @@ def algorithms(device: str = "cuda") -> None:
             print(f"{name} K={k} {dtype}: map {errors[0]:.1e}, its gradient {errors[1]:.1e}, filters' gradient {errors[2]:.1e}")
 
 
-def narrow() -> None:
+NARROW = (("p4m", 64, 3), ("p4m", 40, 3), ("p4m", 128, 1), ("p4", 64, 5), ("cm", 32, 2), ("D4", 16, 3))  # group, K, kernel
+
+
+def narrow(cases: tuple[tuple[str, int, int], ...] = NARROW) -> None:
     """Prints how far the Fourier algorithm in one kernel is from the planar one in float64, beside how far that one is itself."""
-    for name, k, n in (("p4m", 64, 3), ("p4m", 40, 3), ("p4m", 128, 1), ("p4", 64, 5), ("cm", 32, 2), ("D4", 16, 3)):
+    for name, k, n in cases:
         group = GROUPS[name]
         torch.manual_seed(0)
         layer = GConv(group, k, k + 8, n, padding=n // 2, algorithm="planar").cuda()

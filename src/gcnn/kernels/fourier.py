@@ -103,14 +103,33 @@ def _pays_on_cuda(
     Python takes half a millisecond to launch the algorithm; as part of a CUDA graph its many kernels take 0.1 ms for themselves.
     """
     sizes = (k_in, k_out, taps, points)
-    ours, planar = _seconds(group, dtype, *sizes, part)
-    ours += 1e-4
-    fused = in_triton("fused")
-    if part != "filters" and fused.suits(group, dtype, k_in, taps):
-        ours = min(ours, fused.seconds(group, dtype, *sizes))
+    kernels, ours = _fastest(group, dtype, *sizes, part)
+    planar = _seconds(group, dtype, *sizes, part)[1]
+    if kernels is _triton():
+        ours += 1e-4
     if settings[1]:
         ours = max(ours, 5e-4)
     return 1.05 * ours < planar
+
+
+def _fastest(
+    group: Group, dtype: torch.dtype, k_in: int, k_out: int, taps: int, points: int, part: Part, *geometry: tuple[int, ...]
+) -> tuple[Any, float]:
+    """The kernels for a GPU that are the fastest for such maps or filters, and what they take.
+
+    Where there is no geometry, taps fill their box, and nothing is left out or added.
+    """
+    kernel_size, stride, padding = geometry[:3] or ((taps,), (1,), (0,))
+    sizes, filters = (k_in, k_out, taps, points), part == "filters"
+    found = [(_triton(), _seconds(group, dtype, *sizes, part)[0])]
+    fused, pointwise = in_triton("fused"), _gluon()
+    if not filters and math.prod(kernel_size) == taps and fused.suits(group, dtype, k_in, taps):
+        found.append((fused, fused.seconds(group, dtype, *sizes)))
+    alone = {*kernel_size, *stride} == {1} and not any(padding)  # each point sees itself alone
+    if alone and pointwise is not None and pointwise.suits(group, dtype, k_in, k_out):
+        price = pointwise.filter_seconds if filters else pointwise.seconds
+        found.append((pointwise, price(group, dtype, k_in, k_out, points)))
+    return min(found, key=lambda each: each[1])
 
 
 def _seconds(
@@ -274,11 +293,22 @@ def gradients(
 @lru_cache(maxsize=1)
 def _triton() -> Any:
     """The algorithm's kernels for a GPU; None where Triton is not installed, or knows no tuples yet."""
+    return in_triton("fourier_cuda") if _version() >= (3, 4) else None
+
+
+@lru_cache(maxsize=1)
+def _gluon() -> Any:
+    """Those for 1x1 kernels; None where Triton has not the Gluon that they are written in, which still changes."""
+    return in_triton("pointwise") if (3, 6) <= _version() < (3, 9) else None
+
+
+def _version() -> tuple[int, ...]:
+    """That of Triton."""
     try:
         import triton.language  # the submodule, for the reason that in_triton gives
     except ImportError:
-        return None
-    return in_triton("fourier_cuda") if [int(n) for n in triton.__version__.split(".")[:2]] >= [3, 4] else None
+        return (0, 0)
+    return tuple(int(n) for n in triton.__version__.split(".")[:2])
 
 
 def _on_cuda(group: Group, planes: Tensor) -> bool:
@@ -289,10 +319,8 @@ def _correlate(group: Group, planes: Tensor, weight: Tensor, *geometry: tuple[in
     if _on_cuda(group, planes):
         k_in, k_out = weight.shape[:2] if adjoint else (weight.shape[1], weight.shape[0])
         sizes = (k_in, k_out, weight.shape[2] // group.order, planes.numel() // planes.shape[1])
-        fused = in_triton("fused")
-        suits = fused.suits(group, planes.dtype, k_in, sizes[2]) and sizes[2] == math.prod(geometry[0])
-        narrow = suits and fused.seconds(group, planes.dtype, *sizes) < _seconds(group, planes.dtype, *sizes)[0]
-        found: Tensor = (fused if narrow else _triton()).correlate(group, planes, weight, *geometry, adjoint=adjoint)
+        kernels = _fastest(group, planes.dtype, *sizes, "map", *geometry)[0]
+        found: Tensor = kernels.correlate(group, planes, weight, *geometry, adjoint=adjoint)
         return found
     k_out, s = weight.shape[1 if adjoint else 0], group.order
     convolve = planes.is_cpu and planes.dtype == torch.float32 and k_out >= 32 and gain_of_convolutions() > 1
@@ -330,7 +358,9 @@ def _product(x: Tensor, w: Tensor, convolve: bool, total: Tensor | None = None) 
 
 def _weight_gradient(group: Group, planes: Tensor, dy: Tensor, weight: Tensor, *geometry: tuple[int, ...]) -> Tensor:
     if _on_cuda(group, planes):
-        found: Tensor = _triton().weight_gradient(group, planes, dy, weight, *geometry)
+        sizes = (weight.shape[1], weight.shape[0], weight.shape[2] // group.order, dy.numel() // dy.shape[1])
+        kernels = _fastest(group, planes.dtype, *sizes, "filters", *geometry)[0]
+        found: Tensor = kernels.weight_gradient(group, planes, dy, weight, *geometry)
         return found
     patches = _Patches(group, planes, *geometry, most=8)  # each core has sums of its own
     k_out, k_in, s, taps = weight.shape[0], weight.shape[1], group.order, patches.plan.cells.shape[1]

@@ -112,7 +112,12 @@ def butterflies(signs: IntArray) -> tuple[tuple[int, ...], tuple[int, ...]]:
 def suits(group: Group, dtype: torch.dtype, k_in: int, taps: int) -> bool:
     """Whether the kernel is made for such maps, on the GPU in use."""
     unit = 8 if dtype == torch.bfloat16 else 4 if dtype == torch.float32 and allows_tf32() else 0
-    return bool(unit) and k_in % unit == 0 and taps < 32 and code(group) is not None and _hopper(torch.cuda.current_device())
+    return bool(unit) and k_in % unit == 0 and taps < 32 and code(group) is not None and on_hopper()
+
+
+def on_hopper() -> bool:
+    """Whether the GPU in use is one of that generation."""
+    return _hopper(torch.cuda.current_device())
 
 
 @lru_cache(maxsize=16)

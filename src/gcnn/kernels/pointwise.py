@@ -1,0 +1,632 @@
+"""The Fourier algorithm for 1x1 kernels on GPUs with the tensor cores of Hopper, in Gluon, Triton's language without a scheduler.
+
+A program has 64 points and 64 channels of the result at a time, and one sum for each coefficient. Copy engines bring the maps and
+filters of the next steps to shared memory while tensor cores multiply those of the last one, also from one tile to the next. 1x1
+layers have little to multiply: what they take is the time to read, and this reads half as much as `gcnn.kernels.fused`.
+
+Where products are of TF32, they are made of float16 numbers here, which have as many bits: those of a point, and the filters of a
+channel of the result, are multiplied by a power of two that brings the largest of them to 2^11 or more. The power of a point is
+that of the channels seen so far, and the sums follow it. So filters take half of the space, and half of the time.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_init,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from gcnn.groups import Group
+from gcnn.kernels import on_its_gpu
+from gcnn.kernels.fourier import empty_planes
+from gcnn.kernels.fourier_cuda import tables
+from gcnn.kernels.fused import code, on_hopper
+from gcnn.layout import allows_tf32
+
+barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # named anew in Triton 3.7
+POINTS = CHANNELS = 64  # of a tile
+
+
+def suits(group: Group, dtype: torch.dtype, k_in: int, k_out: int) -> bool:
+    """Whether the kernels are made for such maps, on the GPU in use."""
+    products = dtype == torch.bfloat16 or (dtype == torch.float32 and allows_tf32())
+    return products and k_in % 32 == 0 and k_out % 8 == 0 and code(group) is not None and on_hopper()
+
+
+def seconds(group: Group, dtype: torch.dtype, k_in: int, k_out: int, points: int) -> float:
+    """What the map takes on an H200: programs read maps and filters from the cache, the map is read and written once."""
+    found, rows, columns = code(group), math.ceil(points / POINTS), math.ceil(k_out / CHANNELS)
+    assert found is not None
+    maps = points * group.order * dtype.itemsize
+    again = 1 if is_kept(group, dtype, k_in) else columns
+    filters = rows * columns * CHANNELS * len(found[0].first) * k_in * 2
+    return max((maps * k_in * again + filters) / 5e12, maps * (k_in + k_out) / 4e12) + 1e-5
+
+
+def filter_seconds(group: Group, dtype: torch.dtype, k_in: int, k_out: int, points: int) -> float:
+    """What the gradient of the filters takes there: each tile of channels reads both maps."""
+    tiles = math.ceil(k_in / CHANNELS), math.ceil(k_out / CHANNELS)
+    maps = points * group.order * dtype.itemsize
+    return max(maps * (k_in * tiles[1] + k_out * tiles[0]) / 5e12, maps * (k_in + k_out) / 4e12) + 2e-5
+
+
+def is_kept(group: Group, dtype: torch.dtype, k_in: int) -> bool:
+    """Whether there is room for the coefficients of all channels: then each number of the map is read once."""
+    return dtype == torch.float32 and group.order * k_in <= 1024
+
+
+def slots(scaled: bool, kept: bool, chunks: int) -> tuple[int, int, int, int]:
+    """Steps of maps, of coefficients and of filters, and tiles of the result, that there is room for in shared memory."""
+    return (3, chunks, 3, 0) if kept else (2, 4, 5, 0) if scaled else (2, 2, 2, 4)
+
+
+LEAST = gl.constexpr(12 << 23)  # the least power of two that numbers are compared with, 2^-115, as the bits of its exponent
+TOP = gl.constexpr(11 << 23)  # to which power the largest numbers are brought
+ROOM = gl.constexpr(6 << 23)  # left for larger ones to come
+
+
+@on_its_gpu
+def correlate(group: Group, planes: Tensor, weight: Tensor, *geometry: tuple[int, ...], adjoint: bool = False) -> Tensor:
+    """The same as `gcnn.kernels.fourier_cuda.correlate`, for 1x1 kernels and maps that `suits` allows."""
+    found = code(group)
+    assert found is not None
+    constants = found[0]
+    k_out, k_in = (weight.shape[1], weight.shape[0]) if adjoint else weight.shape[:2]
+    result, out = empty_planes(planes, planes.shape[2:], group.order, k_out)
+    x = rows_of(planes, group.order)
+    scaled = x.dtype == torch.float32
+    entries, columns = len(constants.first), triton.cdiv(k_out, CHANNELS)
+    kept = is_kept(group, x.dtype, k_in)
+    block_k = 16 if kept else 64 // x.element_size()
+    filters, largest = transform_filters(group, weight, found[1], adjoint, torch.float16 if scaled else x.dtype)
+    rows = triton.cdiv(len(x), POINTS)
+    tiles, apart, passes = (rows, 1, columns) if kept else (rows * columns, columns, 1)
+    _correlate[(min(tiles, _processors(x.get_device())),)](
+        described(x.movedim(1, 0), (group.order, POINTS // (2 if kept else 1), block_k)),
+        described(filters, (entries & -entries, block_k, CHANNELS // 2)), described(out.movedim(1, 0), (1, POINTS, CHANNELS // 2)),
+        out, largest, tiles, apart, passes, k_in // block_k, len(x), k_out,
+        constants.steps, constants.coefficients, constants.back, constants.elements, constants.degree, constants.times,
+        constants.source, constants.target, group.order, entries, *slots(scaled, kept, k_in // block_k),
+        num_warps=4, maxnreg=128,
+    )  # fmt: skip
+    return result
+
+
+@on_its_gpu
+def weight_gradient(group: Group, planes: Tensor, dy: Tensor, weight: Tensor, *geometry: tuple[int, ...]) -> Tensor:
+    """The same as `gcnn.kernels.fourier_cuda.weight_gradient`, for 1x1 kernels and maps that `suits` allows.
+
+    Programs share the points of a tile of channels, and what they have found is added, always in the same order.
+    """
+    found = code(group)
+    assert found is not None
+    constants, (k_out, k_in, _) = found[0], weight.shape
+    x, grad = rows_of(planes, group.order), rows_of(dy, group.order)
+    entries, block_p = len(constants.first), 64 // x.element_size()
+    tiles, steps = (triton.cdiv(k_in, CHANNELS), triton.cdiv(k_out, CHANNELS)), triton.cdiv(len(x), block_p)
+    each = triton.cdiv(steps, max(1, _processors(x.get_device()) // (tiles[0] * tiles[1])))
+    sums = x.new_empty(triton.cdiv(steps, each), entries, k_in, k_out, dtype=torch.float32)
+    box = (group.order, block_p, CHANNELS)
+    _products[(*tiles, len(sums))](
+        described(x.movedim(1, 0), box), described(grad.movedim(1, 0), box), sums, k_in, k_out, steps, each,
+        constants.steps, constants.coefficients, constants.degree, constants.times, constants.source, constants.target,
+        group.order, entries, 2, num_warps=8,
+    )  # fmt: skip
+    gradient, block = torch.empty_like(weight, memory_format=torch.contiguous_format), 32
+    orbit = tables(group, (1,) * group.dim, x.device).orbit
+    _filter_gradient[(triton.cdiv(k_in, block), triton.cdiv(k_out, block))](
+        sums.sum(0), orbit, gradient, k_out, k_in, found[1], group.order, entries, block
+    )
+    return gradient
+
+
+def rows_of(planes: Tensor, s: int) -> Tensor:
+    """Planes (N, S K, *X) as (points, S, K), where copy engines can read them."""
+    rows = planes.movedim(1, -1).contiguous()
+    return (rows.clone() if rows.data_ptr() % 16 else rows).view(-1, s, planes.shape[1] // s)
+
+
+def described(x: Tensor, block: tuple[int, ...]) -> Any:
+    """A tensor as copy engines see it, in such blocks."""
+    kind = getattr(gl, str(x.dtype).removeprefix("torch."))
+    return TensorDescriptor.from_tensor(x, list(block), gl.NVMMASharedLayout.get_default_for(list(block), kind))
+
+
+@lru_cache(maxsize=16)
+def _processors(device: int) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def transform_filters(
+    group: Group, weight: Tensor, entries: tuple[float, ...], adjoint: bool, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """(K_out, K_in, S) to (entries, K_in, K_out), and the largest number of each channel of the result, which float16 is scaled by."""
+    weight = weight.contiguous()
+    found, (k_out, k_in, stored) = tables(group, (1,) * group.dim, weight.device), weight.shape
+    o_step, i_step = (stored, k_in * stored) if adjoint else (k_in * stored, stored)
+    k_out, k_in = (k_in, k_out) if adjoint else (k_out, k_in)
+    scaled, number = dtype == torch.float16, len(entries) // group.order
+    largest = weight.new_empty(k_out, dtype=torch.float32)
+    filters = weight.new_empty(number, k_in, k_out, dtype=dtype)
+    block = 4 if scaled else 32  # the largest number of a channel is sought by the program that has all of it
+    _filters[(1 if scaled else triton.cdiv(k_in, 32), triton.cdiv(k_out, block))](
+        weight, found.adjoint_orbit if adjoint else found.orbit, largest, filters, k_out, k_in, o_step, i_step,
+        entries, group.order, number, scaled, min(256, triton.next_power_of_2(k_in)) if scaled else 32, block,
+        num_warps=8 if scaled else 4,
+    )  # fmt: skip
+    return filters, largest
+
+
+@triton.jit
+def _filters(
+    weight, orbit, largest, out, k_out, k_in, o_step, i_step,
+    MATRIX: tl.constexpr, S: tl.constexpr, ENTRIES: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr, BLOCK_O: tl.constexpr,
+):  # fmt: skip
+    first = tl.program_id(0) * BLOCK
+    i = first + tl.arange(0, BLOCK)[:, None]
+    o = tl.program_id(1) * BLOCK_O + tl.arange(0, BLOCK_O)[None, :]
+    stop = first + BLOCK
+    scale = 1.0
+    if SCALED:
+        stop = k_in
+        most = tl.zeros((BLOCK, BLOCK_O), tl.float32)
+        for k in range(0, k_in, BLOCK):
+            for b in tl.static_range(S):
+                at = o.to(tl.int64) * o_step + (k + i).to(tl.int64) * i_step + tl.load(orbit + b)
+                most = tl.maximum(most, tl.abs(tl.load(weight + at, mask=(k + i < k_in) & (o < k_out), other=0.0).to(tl.float32)))
+        found = tl.max(most, 0)[None, :]
+        tl.store(largest + o, found, mask=o < k_out)
+        power = tl.maximum(found.to(tl.int32, bitcast=True) & 0x7F800000, 12 << 23)
+        scale = ((253 << 23) - (power - (12 << 23))).to(tl.float32, bitcast=True)
+    for k in range(0, stop - first, BLOCK):
+        inside = (k + i < k_in) & (o < k_out)
+        values = ()
+        for b in tl.static_range(S):
+            at = o.to(tl.int64) * o_step + (k + i).to(tl.int64) * i_step + tl.load(orbit + b)
+            values = values + (tl.load(weight + at, mask=inside, other=0.0).to(tl.float32) * scale,)
+        for e in tl.static_range(ENTRIES):
+            total = tl.zeros((BLOCK, BLOCK_O), tl.float32)
+            for b in tl.static_range(S):
+                if MATRIX[e * S + b] != 0.0:
+                    total += values[b] * MATRIX[e * S + b]
+            tl.store(out + (e * k_in + k + i).to(tl.int64) * k_out + o, total.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _filter_gradient(
+    sums, orbit, out, k_out, k_in, MATRIX: tl.constexpr, S: tl.constexpr, ENTRIES: tl.constexpr, BLOCK: tl.constexpr
+):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[:, None]
+    o = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    inside = (i < k_in) & (o < k_out)
+    values = ()
+    for e in tl.static_range(ENTRIES):
+        values = values + (tl.load(sums + (e * k_in + i).to(tl.int64) * k_out + o, mask=inside, other=0.0),)
+    for b in tl.static_range(S):
+        total = tl.zeros((BLOCK, BLOCK), tl.float32)
+        for e in tl.static_range(ENTRIES):
+            if MATRIX[e * S + b] != 0.0:
+                total += values[e] * MATRIX[e * S + b]
+        at = (o.to(tl.int64) * k_in + i) * S + tl.load(orbit + b)
+        tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
+
+
+@gluon.jit
+def _barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
+    found = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(COUNT):
+        mbarrier.init(found.index(i), count=ARRIVALS)
+    return found
+
+
+@gluon.jit
+def _fetch_maps(x, maps, ready, free, tiles, apart, chunks, PARTS: gl.constexpr):
+    """A warp that has a copy engine bring the map, as soon as there is room."""
+    slots: gl.constexpr = maps.shape[0]
+    step = 0
+    for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
+        for chunk in range(chunks):
+            for part in gl.static_range(PARTS):
+                slot = step % slots
+                mbarrier.wait(free.index(slot), (step // slots & 1) ^ 1)
+                mbarrier.expect(ready.index(slot), x.block_type.nbytes)
+                at = [0, (tile // apart * PARTS + part) * x.block_shape[1], chunk * x.block_shape[2]]
+                tma.async_copy_global_to_shared(x, at, ready.index(slot), maps.index(slot))
+                step += 1
+
+
+@gluon.jit
+def _fetch_filters(w, filters, ready, free, tiles, apart, passes, chunks, WHICH: gl.constexpr):
+    """A warp that does so for the filters of one of the two groups of warps that multiply."""
+    slots: gl.constexpr = ready.shape[0]
+    boxes: gl.constexpr = filters.shape[0] // slots
+    step = 0
+    for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
+        for which in range(passes):
+            for chunk in range(chunks):
+                slot = step % slots
+                mbarrier.wait(free.index(slot), (step // slots & 1) ^ 1)
+                mbarrier.expect(ready.index(slot), boxes * w.block_type.nbytes)
+                for i in gl.static_range(boxes):
+                    column = ((tile % apart + which) * 2 + WHICH) * w.block_shape[2]
+                    at = [i * w.block_shape[0], chunk * w.block_shape[1], column]
+                    tma.async_copy_global_to_shared(w, at, ready.index(slot), filters.index(slot * boxes + i))
+                step += 1
+
+
+@gluon.jit
+def _transform(maps, hats, powers, ready, free, hats_ready, hats_free, tiles, chunks,
+               STEPS: gl.constexpr, COEFFICIENTS: gl.constexpr):  # fmt: skip
+    """Four warps that transform what the first one brings."""
+    slots: gl.constexpr = maps.shape[0]
+    others: gl.constexpr = powers.shape[0]
+    rows: gl.constexpr = maps.shape[2]
+    parts: gl.constexpr = powers.shape[1] // rows
+    each: gl.constexpr = gl.BlockedLayout([1, maps.shape[3] // 4], [8, 4], [4, 1], [1, 0])
+    step = 0
+    for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
+        so_far = ()
+        for _ in gl.static_range(parts):
+            so_far = so_far + (gl.full([rows], LEAST, gl.int32, gl.SliceLayout(1, each)),)
+        for chunk in range(chunks):
+            other = step % others
+            now = ()
+            for part in gl.static_range(parts):
+                slot, turn = (parts * step + part) % slots, (parts * step + part) // slots
+                mbarrier.wait(ready.index(slot), turn & 1)
+                if part == 0:
+                    mbarrier.wait(hats_free.index(other), (step // others & 1) ^ 1)
+                power = _coefficients(maps.index(slot), hats, other, so_far[part], part * rows, each, STEPS, COEFFICIENTS)
+                if maps.dtype == gl.float32:
+                    powers.index(other).slice(part * rows, rows, 0).store(power)
+                now = now + (power,)
+                fence_async_shared()
+                mbarrier.arrive(free.index(slot), count=1)
+            so_far = now
+            mbarrier.arrive(hats_ready.index(other), count=1)
+            step += 1
+
+
+@gluon.jit
+def _coefficients(seen, hats, slot, power, ROW: gl.constexpr, EACH: gl.constexpr, STEPS: gl.constexpr,
+                  COEFFICIENTS: gl.constexpr):  # fmt: skip
+    """Writes the coefficients of some points, scaled if they are float32; returns the power of two of each point."""
+    S: gl.constexpr = seen.shape[0]
+    ROWS: gl.constexpr = seen.shape[1]
+    SCALED: gl.constexpr = seen.dtype == gl.float32
+    here = seen.reshape([S * ROWS, seen.shape[2]])
+    numbers = ()
+    for a in gl.static_range(S):
+        numbers = numbers + (here.slice(a * ROWS, ROWS, 0).load(EACH),)
+    if SCALED:
+        most = gl.abs(numbers[0])
+        for a in gl.static_range(1, S):
+            most = gl.maximum(most, gl.abs(numbers[a]))
+        new = gl.max(most, 1).to(gl.int32, bitcast=True) & 0x7F800000
+        power = gl.where(new > power, gl.minimum(new, 0x7F800000 - ROOM) + ROOM, power)
+        scale = ((253 << 23) - (power - LEAST)).to(gl.float32, bitcast=True)[:, None]
+        scaled = ()
+        for a in gl.static_range(S):
+            scaled = scaled + (numbers[a] * scale,)
+        numbers = scaled
+    for i in gl.static_range(len(STEPS) // 3):
+        numbers = numbers + (_sum(numbers[STEPS[i * 3]], numbers[STEPS[i * 3 + 1]], STEPS[i * 3 + 2], not SCALED),)
+    for c in gl.static_range(S):
+        hats[c].index(slot).slice(ROW, ROWS, 0).store(numbers[COEFFICIENTS[c]].to(hats[c].dtype))
+    return power
+
+
+@gluon.jit
+def _multiply(
+    out, to, written, hats, powers, filters, hats_ready, hats_free, ready, free, begun, largest, tiles, apart, passes, chunks,
+    points, k_out, WHICH: gl.constexpr, BACK: gl.constexpr, ELEMENTS: gl.constexpr, DEGREE: gl.constexpr, TIMES: gl.constexpr, SOURCE: gl.constexpr,
+    TARGET: gl.constexpr, ENTRIES: gl.constexpr, WRITTEN: gl.constexpr,
+):  # fmt: skip
+    """Four warps, and four more for the other half of the channels: products, the transform back, tiles of the result.
+
+    They take turns: one begins when the other is halfway, so that one writes its tile while the other multiplies.
+    """
+    S: gl.constexpr = len(hats)
+    SCALED: gl.constexpr = out.dtype == gl.float32
+    BLOCK_M: gl.constexpr = hats[0].shape[1]
+    BLOCK_K: gl.constexpr = hats[0].shape[2]
+    BLOCK_N: gl.constexpr = filters.shape[3]
+    box: gl.constexpr = filters.shape[1]
+    slots: gl.constexpr = powers.shape[0]
+    others: gl.constexpr = ready.shape[0]
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    rows: gl.constexpr = gl.SliceLayout(1, layout)
+    whole: gl.constexpr = gl.BlockedLayout([BLOCK_M // 32], [32], [gl.num_warps()], [0])  # all rows in each warp
+    before, step = 0, 0  # steps of maps, steps of filters
+    if WHICH == 1:
+        mbarrier.wait(begun, 0)
+    for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
+        for which in range(passes):
+            last = which == passes - 1
+            sums = _zeros(S, BLOCK_M, BLOCK_N, layout)
+            power = gl.full([BLOCK_M], LEAST, gl.int32, rows)
+            in_warp = gl.full([BLOCK_M], LEAST, gl.int32, whole)
+            for chunk in range(chunks):
+                slot, turn, other = (before + chunk) % slots, (before + chunk) // slots, step % others
+                mbarrier.wait(hats_ready.index(slot), turn & 1)
+                grown = False
+                if SCALED:
+                    now = powers.index(slot).load(whole)
+                    grown = gl.max((now != in_warp).to(gl.int32), 0) != 0
+                    in_warp = now
+                mbarrier.wait(ready.index(other), step // others & 1)
+                numbers = warpgroup_mma_wait(0, sums)
+                mbarrier.arrive(hats_free.index((before + chunk + slots - 1) % slots), count=1, pred=(chunk > 0) & last)
+                mbarrier.arrive(free.index((step + others - 1) % others), count=1, pred=chunk > 0)
+                if grown:  # once, and seldom again
+                    new = powers.index(slot).load(rows)
+                    less = gl.maximum((127 << 23) + power - new, 0).to(gl.float32, bitcast=True)[:, None]
+                    power = new
+                    changed = ()
+                    for a in gl.static_range(S):
+                        changed = changed + (numbers[a] * less,)
+                    numbers = changed
+                sums = _running(numbers)
+                for e in gl.static_range(ENTRIES):
+                    right = filters.index(other * (ENTRIES // box) + e // box).reshape([box * BLOCK_K, BLOCK_N])
+                    right = right.slice(e % box * BLOCK_K, BLOCK_K, 0)
+                    for i in gl.static_range(S):
+                        if i < TIMES[e]:
+                            x_hat = hats[SOURCE[e] + i * DEGREE[e]].index(slot)
+                            y_hat = warpgroup_mma(x_hat, right, sums[TARGET[e] + i * DEGREE[e]], is_async=True)
+                            sums = _replaced(sums, TARGET[e] + i * DEGREE[e], y_hat)
+                if WHICH == 0:
+                    mbarrier.arrive(begun, count=1, pred=step == gl.minimum(chunks, slots) // 2)
+                step += 1
+            numbers = warpgroup_mma_wait(0, sums)
+            mbarrier.arrive(hats_free.index((before + chunks - 1) % slots), count=1, pred=last)
+            mbarrier.arrive(free.index((step + others - 1) % others), count=1)
+            for i in gl.static_range(len(BACK) // 3):
+                numbers = numbers + (_sum(numbers[BACK[i * 3]], numbers[BACK[i * 3 + 1]], BACK[i * 3 + 2], False),)
+            row, o = tile // apart * BLOCK_M, ((tile % apart + which) * 2 + WHICH) * BLOCK_N
+            if SCALED:
+                point = row + gl.arange(0, BLOCK_M, rows)
+                channel = o + gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout))
+                of_channel = gl.load(largest + channel, channel < k_out, 0.0).to(gl.int32, bitcast=True) & 0x7F800000
+                by_channel = (gl.maximum(of_channel, LEAST) - TOP).to(gl.float32, bitcast=True)[None, :]
+                by_row = (power - TOP).to(gl.float32, bitcast=True)[:, None]
+                at = point.to(gl.int64)[:, None] * (S * k_out) + channel[None, :]
+                inside = (point < points)[:, None] & (channel < k_out)[None, :]
+                for a in gl.static_range(S):  # four threads fill 32 bytes: as many as memory takes at once
+                    gl.store(to + at + a * k_out, numbers[ELEMENTS[a]] * by_row * by_channel, mask=inside)
+            else:
+                for a in gl.static_range(S):
+                    tma.store_wait(WRITTEN - 1)
+                    barrier()
+                    tile_of = written.index(a % WRITTEN)
+                    tile_of.reshape([BLOCK_M, BLOCK_N]).store(numbers[ELEMENTS[a]].to(out.dtype))
+                    fence_async_shared()
+                    barrier()
+                    tma.async_copy_shared_to_global(out, [a, row, o], tile_of)
+        before += chunks
+    tma.store_wait(0)
+
+
+@gluon.jit
+def _correlate(
+    x, w, out, to, largest, tiles, apart, passes, chunks, points, k_out,
+    STEPS: gl.constexpr, COEFFICIENTS: gl.constexpr, BACK: gl.constexpr, ELEMENTS: gl.constexpr, DEGREE: gl.constexpr,
+    TIMES: gl.constexpr, SOURCE: gl.constexpr, TARGET: gl.constexpr, S: gl.constexpr, ENTRIES: gl.constexpr,
+    MAPS: gl.constexpr, HATS: gl.constexpr, FILTERS: gl.constexpr, WRITTEN: gl.constexpr,
+):  # fmt: skip
+    block_k: gl.constexpr = x.block_shape[2]
+    block_m: gl.constexpr = out.block_shape[1]
+    box: gl.constexpr = w.block_shape[0]  # as many matrices come at once as there are factors of two in their number
+    maps = gl.allocate_shared_memory(x.dtype, [MAPS, S, x.block_shape[1], block_k], x.layout)
+    hats = _allocated(w.dtype, S, HATS, block_m, block_k)
+    powers = gl.allocate_shared_memory(gl.int32, [HATS, block_m], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    filters, written, ready, free = (), (), (), ()
+    for _ in gl.static_range(2):
+        filters = filters + (
+            gl.allocate_shared_memory(w.dtype, [FILTERS * (ENTRIES // box), box, block_k, w.block_shape[2]], w.layout),
+        )
+        if WRITTEN > 0:
+            written = written + (gl.allocate_shared_memory(out.dtype, [WRITTEN, 1, block_m, out.block_shape[2]], out.layout),)
+        else:
+            written = written + (powers,)
+        ready, free = ready + (_barriers(FILTERS, 1),), free + (_barriers(FILTERS, 1),)
+    maps_ready, maps_free, begun = _barriers(MAPS, 1), _barriers(MAPS, 1), _barriers(1, 1).index(0)
+    hats_ready, hats_free = _barriers(HATS, 1), _barriers(HATS, 2)
+    fence_async_shared()  # copy engines are to see the barriers
+    barrier()
+    gl.warp_specialize([
+        (_multiply, (out, to, written[0], hats, powers, filters[0], hats_ready, hats_free, ready[0], free[0], begun, largest, tiles,
+                     apart, passes, chunks, points, k_out, 0, BACK, ELEMENTS, DEGREE, TIMES, SOURCE, TARGET, ENTRIES, WRITTEN)),
+        (_multiply, (out, to, written[1], hats, powers, filters[1], hats_ready, hats_free, ready[1], free[1], begun, largest, tiles,
+                     apart, passes, chunks, points, k_out, 1, BACK, ELEMENTS, DEGREE, TIMES, SOURCE, TARGET, ENTRIES, WRITTEN)),
+        (_transform, (maps, hats, powers, maps_ready, maps_free, hats_ready, hats_free, tiles, chunks, STEPS, COEFFICIENTS)),
+        (_fetch_maps, (x, maps, maps_ready, maps_free, tiles, apart, chunks, block_m // x.block_shape[1])),
+        (_fetch_filters, (w, filters[0], ready[0], free[0], tiles, apart, passes, chunks, 0)),
+        (_fetch_filters, (w, filters[1], ready[1], free[1], tiles, apart, passes, chunks, 1)),
+    ], [4, 4, 1, 1, 1], [168, 152, 24, 24, 24])  # fmt: skip
+
+
+@gluon.jit
+def _allocated(KIND: gl.constexpr, S: gl.constexpr, COUNT: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr):
+    """So many slots for each coefficient: an allocation each, else the compiler has warps wait after every one."""
+    hats = ()
+    for _ in gl.static_range(S):
+        hats = hats + (gl.allocate_shared_memory(KIND, [COUNT, ROWS, COLS], gl.NVMMASharedLayout(COLS * 2, 16, 2)),)
+    return hats
+
+
+@gluon.jit
+def _zeros(COUNT: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr, LAYOUT: gl.constexpr):
+    sums = ()
+    for _ in gl.static_range(COUNT):
+        sums = sums + (warpgroup_mma_init(gl.zeros([ROWS, COLS], gl.float32, LAYOUT)),)
+    return sums
+
+
+@gluon.jit
+def _running(sums):
+    running = ()
+    for a in gl.static_range(len(sums)):
+        running = running + (warpgroup_mma_init(sums[a]),)
+    return running
+
+
+@gluon.jit
+def _fetch_points(x, dy, maps, grads, ready, step, start, stop):
+    slot, there = (step - start) % maps.shape[0], step < stop
+    mbarrier.expect(ready.index(slot), x.block_type.nbytes + dy.block_type.nbytes, there)
+    at = [0, step * x.block_shape[1], gl.program_id(0) * x.block_shape[2]]
+    tma.async_copy_global_to_shared(x, at, ready.index(slot), maps.index(slot), there)
+    at = [0, step * x.block_shape[1], gl.program_id(1) * x.block_shape[2]]
+    tma.async_copy_global_to_shared(dy, at, ready.index(slot), grads.index(slot), there)
+
+
+@gluon.jit
+def _of_points(seen, power, EACH: gl.constexpr, STEPS: gl.constexpr, COEFFICIENTS: gl.constexpr):
+    """The coefficients of a step's points, the power of two of each channel, and by how many bits it grew."""
+    S: gl.constexpr = seen.shape[0]
+    BLOCK_P: gl.constexpr = seen.shape[1]
+    SCALED: gl.constexpr = seen.dtype == gl.float32
+    here = seen.reshape([S * BLOCK_P, seen.shape[2]])
+    numbers = ()
+    for a in gl.static_range(S):
+        numbers = numbers + (here.slice(a * BLOCK_P, BLOCK_P, 0).load(EACH),)
+    new = power
+    if SCALED:
+        most = gl.abs(numbers[0])
+        for a in gl.static_range(1, S):
+            most = gl.maximum(most, gl.abs(numbers[a]))
+        new = gl.maximum(gl.max(most, 0).to(gl.int32, bitcast=True) & 0x7F800000, power)
+        scale = ((253 << 23) - (new - LEAST)).to(gl.float32, bitcast=True)[None, :]
+        scaled = ()
+        for a in gl.static_range(S):
+            scaled = scaled + (numbers[a] * scale,)
+        numbers = scaled
+    for i in gl.static_range(len(STEPS) // 3):
+        numbers = numbers + (_sum(numbers[STEPS[i * 3]], numbers[STEPS[i * 3 + 1]], STEPS[i * 3 + 2], not SCALED),)
+    found = ()
+    for c in gl.static_range(S):
+        found = found + (numbers[COEFFICIENTS[c]],)
+    return found, new, new - power
+
+
+@gluon.jit
+def _products(
+    x, dy, out, k_in, k_out, steps, each,
+    STEPS: gl.constexpr, COEFFICIENTS: gl.constexpr, DEGREE: gl.constexpr, TIMES: gl.constexpr, SOURCE: gl.constexpr,
+    TARGET: gl.constexpr, S: gl.constexpr, ENTRIES: gl.constexpr, SLOTS: gl.constexpr,
+):  # fmt: skip
+    SCALED: gl.constexpr = x.dtype == gl.float32
+    kind: gl.constexpr = gl.float16 if SCALED else x.dtype
+    BLOCK_P: gl.constexpr = x.block_shape[1]
+    BLOCK: gl.constexpr = x.block_shape[2]
+    across: gl.constexpr = gl.num_warps() // 4
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, across], [16, BLOCK // across, 16])
+    rows: gl.constexpr = gl.SliceLayout(1, layout)
+    cols: gl.constexpr = gl.SliceLayout(0, layout)
+    if SCALED:  # the points of a channel in one warp
+        read: gl.constexpr = gl.BlockedLayout([1, 4], [16, 2], [1, gl.num_warps()], [1, 0])
+    else:
+        read: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [gl.num_warps(), 1], [1, 0])
+    maps = gl.allocate_shared_memory(x.dtype, [SLOTS, S, BLOCK_P, BLOCK], x.layout)
+    grads = gl.allocate_shared_memory(x.dtype, [SLOTS, S, BLOCK_P, BLOCK], x.layout)
+    map_hats, grad_hats = _allocated(kind, S, 1, BLOCK_P, BLOCK), _allocated(kind, S, 1, BLOCK_P, BLOCK)
+    vector: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    map_grew = gl.allocate_shared_memory(gl.int32, [BLOCK], vector)
+    grad_grew = gl.allocate_shared_memory(gl.int32, [BLOCK], vector)
+    ready = _barriers(SLOTS, 1)
+    fence_async_shared()
+    barrier()
+    start = gl.program_id(2) * each
+    stop = gl.minimum(start + each, steps)
+    for n in gl.static_range(SLOTS):
+        _fetch_points(x, dy, maps, grads, ready, start + n, start, stop)
+    sums = _zeros(ENTRIES, BLOCK, BLOCK, layout)
+    map_power = gl.full([BLOCK], LEAST, gl.int32, gl.SliceLayout(0, read))
+    grad_power = gl.full([BLOCK], LEAST, gl.int32, gl.SliceLayout(0, read))
+    for step in range(start, stop):
+        slot = (step - start) % SLOTS
+        mbarrier.wait(ready.index(slot), (step - start) // SLOTS & 1)
+        seen, map_power, grew = _of_points(maps.index(slot), map_power, read, STEPS, COEFFICIENTS)
+        wanted, grad_power, grew_too = _of_points(grads.index(slot), grad_power, read, STEPS, COEFFICIENTS)
+        numbers = warpgroup_mma_wait(0, sums)
+        barrier()  # all have read this slot, and done the last products
+        for c in gl.static_range(S):
+            map_hats[c].index(0).store(seen[c].to(kind))
+            grad_hats[c].index(0).store(wanted[c].to(kind))
+        if SCALED:
+            map_grew.store(grew)
+            grad_grew.store(grew_too)
+        fence_async_shared()
+        barrier()
+        if SCALED:
+            less = gl.maximum((127 << 23) - map_grew.load(rows), 0).to(gl.float32, bitcast=True)[:, None]
+            less = less * gl.maximum((127 << 23) - grad_grew.load(cols), 0).to(gl.float32, bitcast=True)[None, :]
+            changed = ()
+            for e in gl.static_range(ENTRIES):
+                changed = changed + (numbers[e] * less,)
+            numbers = changed
+        sums = _running(numbers)
+        for e in gl.static_range(ENTRIES):
+            for n in gl.static_range(S):
+                if n < TIMES[e]:
+                    x_hat = map_hats[SOURCE[e] + n * DEGREE[e]].index(0).permute((1, 0))
+                    product = warpgroup_mma(x_hat, grad_hats[TARGET[e] + n * DEGREE[e]].index(0), sums[e], is_async=True)
+                    sums = _replaced(sums, e, product)
+        _fetch_points(x, dy, maps, grads, ready, step + SLOTS, start, stop)
+    numbers = warpgroup_mma_wait(0, sums)
+    row = (gl.program_id(0) * BLOCK + gl.arange(0, BLOCK, rows))[:, None]
+    col = (gl.program_id(1) * BLOCK + gl.arange(0, BLOCK, cols))[None, :]
+    if SCALED:
+        by_row = (gl.convert_layout(map_power, rows) - TOP).to(gl.float32, bitcast=True)[:, None]
+        by_col = (gl.convert_layout(grad_power, cols) - TOP).to(gl.float32, bitcast=True)[None, :]
+    for e in gl.static_range(ENTRIES):
+        total = numbers[e]
+        if SCALED:
+            total = total * by_row * by_col
+        at = ((gl.program_id(2) * ENTRIES + e) * k_in + row) * k_out + col
+        gl.store(out + at, total, mask=(row < k_in) & (col < k_out))
+
+
+@gluon.jit
+def _replaced(numbers, WHICH: gl.constexpr, new):
+    changed = ()
+    for i in gl.static_range(len(numbers)):
+        if i == WHICH:
+            changed = changed + (new,)
+        else:
+            changed = changed + (numbers[i],)
+    return changed
+
+
+@gluon.jit
+def _sum(x, y, SIGN: gl.constexpr, PACKED: gl.constexpr):
+    if PACKED:  # two numbers at a time
+        if SIGN > 0:
+            z = gl.inline_asm_elementwise("add.rn.bf16x2 $0, $1, $2;", "=r,r,r", [x, y], gl.bfloat16, True, 2)
+        elif SIGN < 0:
+            z = gl.inline_asm_elementwise("sub.rn.bf16x2 $0, $1, $2;", "=r,r,r", [x, y], gl.bfloat16, True, 2)
+        else:
+            z = gl.inline_asm_elementwise("neg.bf16x2 $0, $1;", "=r,r", [x], gl.bfloat16, True, 2)
+    elif SIGN > 0:
+        z = x + y
+    elif SIGN < 0:
+        z = x - y
+    else:
+        z = -x
+    return z
