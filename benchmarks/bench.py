@@ -15,6 +15,7 @@ Peers (escnn 1.0.11, e2cnn 0.2.3) need an environment of their own; where they c
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import platform
@@ -36,7 +37,7 @@ from gcnn import Group, Oh, p4, p4m, p6m
 from gcnn.export import planar
 from gcnn.layout import NARROW, from_planes
 from gcnn.models import build
-from gcnn.nn import GBatchNorm, GConv, LiftConv
+from gcnn.nn import GBatchNorm, GConv, GLinear, LiftConv
 from gcnn.train import precision
 
 ROUND = 10.0  # ms of steps in a round on a GPU
@@ -51,6 +52,7 @@ class Case:
     make: Callable[[], nn.Module]
     channels: int
     size: int
+    """0: no space."""
     batch: int
     cpu_batch: int
     """0: on GPUs only."""
@@ -65,6 +67,11 @@ def regular(group: Group, k: int, size: int, batch: int, cpu: int, quick: bool =
     options = {"kernel_size": 3, "padding": 1, "bias": False, **options}
     k_out = options.pop("k_out", k)
     return Case(group, lambda: GConv(group, k, k_out, **options), k, size, batch, cpu, quick=quick)
+
+
+def linear(group: Group, k: int, rows: int) -> Case:
+    """A linear layer on functions on the point group alone."""
+    return Case(group, partial(GLinear, group, k, k, bias=False), k, 0, rows, 0)
 
 
 def lifting(group: Group, k: int, size: int, channels: int = 3, quick: bool = False) -> Case:
@@ -99,8 +106,11 @@ CASES = {
     "Oh K=8 16px": regular(Oh, 8, 16, 8, 2),
     "Oh K=16 16px": regular(Oh, 16, 16, 8, 0),
     "p4m K=128 16px 1x1": regular(p4m, 128, 16, 128, 0, kernel_size=1, padding=0),
+    "p4m K=256 16px 1x1": regular(p4m, 256, 16, 64, 0, kernel_size=1, padding=0),
     "p4m K=45 8px 1x1": regular(p4m, 45, 8, 128, 64, kernel_size=1, padding=0),
     "p4m K=11-23 32px stride 2": regular(p4m, 11, 32, 128, 32, k_out=23, stride=2),
+    "GLinear p4m K=128": linear(p4m, 128, 1 << 15),
+    "GLinear p4m K=256": linear(p4m, 256, 1 << 14),
     "lift p4 K=10 28px": lifting(p4, 10, 28, 1),
     "lift p4m K=11 32px": lifting(p4m, 11, 32, quick=True),
     "lift p4m K=45 32px": lifting(p4m, 45, 32),
@@ -134,11 +144,13 @@ def candidates(title: str, case: Case, device: str, compiled: bool, exact: bool 
     torch.manual_seed(0)
     ours = case.make().to(device)
     n = case.batch if device == "cuda" else case.cpu_batch
-    dim, order = case.group.dim, case.group.order
+    dim, order = case.group.dim if case.size else 0, case.group.order
     planes = torch.randn(n, case.channels * (order if case.on_group else 1), *(case.size,) * dim, device=device)
-    last = torch.channels_last if dim == 2 else torch.channels_last_3d
-    if case.group.fills_box:
-        twin: nn.Module = planar(ours)
+    last = {0: torch.contiguous_format, 2: torch.channels_last, 3: torch.channels_last_3d}[dim]
+    if not case.size:
+        twin: nn.Module = nn.Linear(planes.shape[1], planes.shape[1], bias=False).to(device)
+    elif case.group.fills_box:
+        twin = planar(ours)
     else:  # the same shape; what lies outside the hexagon is worked on as well
         bank = ours._bank().detach()
         twin = nn.Conv2d(bank.shape[1], bank.shape[0], 3, padding=1, bias=False).to(device)
@@ -150,10 +162,10 @@ def candidates(title: str, case: Case, device: str, compiled: bool, exact: bool 
     fast = planes.to(memory_format=last)
     x = from_planes(planes if exact and planes.shape[1] > NARROW else fast, order) if case.on_group else planes
     yield "gcnn", Candidate(ours, x)
-    if (isinstance(ours, GConv) and case.on_group) or "ResNet26" in title:
+    if (isinstance(ours, GConv | GLinear) and case.on_group) or "ResNet26" in title:
         other = case.make().to(device)
         for layer in other.modules():
-            if isinstance(layer, GConv):
+            if isinstance(layer, GConv | GLinear):
                 layer.algorithm = "planar"
         yield "gcnn, planar algorithm", Candidate(other, x)
     if compiled:
@@ -222,10 +234,14 @@ def _steerable(case: Case, planes: Tensor, spaces: dict[str, Any], enn: Any) -> 
 
 
 def step(candidate: Candidate, mode: str, amp: bool, device: str) -> Callable[[], None]:
-    """One run of the candidate in that mode."""
+    """One run of the candidate in that mode; with autocast maps are of bfloat16, as the layers before would give them."""
     module, x = candidate.module, candidate.x
     module.train(mode != "inference")
     kind = torch.bfloat16
+    leaf = (x.tensor if hasattr(x, "type") and not isinstance(x, Tensor) else x).detach()
+    is_map = leaf.shape[1] > 3
+    leaf = leaf.to(kind) if amp and is_map else leaf
+    x = leaf if isinstance(x, Tensor) else type(x)(leaf, x.type)
     if mode != "train":
 
         def forward() -> None:
@@ -233,11 +249,7 @@ def step(candidate: Candidate, mode: str, amp: bool, device: str) -> Callable[[]
                 module(x)
 
         return forward
-    leaf = (x.tensor if hasattr(x, "type") and not isinstance(x, Tensor) else x).detach()
-    image = leaf.shape[1] <= 3
-    if not image:
-        leaf.requires_grad_()
-    x = leaf if isinstance(x, Tensor) else type(x)(leaf, x.type)
+    leaf.requires_grad_(is_map)
     with torch.no_grad(), torch.autocast(device, kind, enabled=amp):
         y = module(x)
         grad = torch.randn_like(y if isinstance(y, Tensor) else y.tensor)
@@ -383,14 +395,14 @@ def main() -> None:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "device": torch.cuda.get_device_name() if told.device == "cuda" else f"CPU, {torch.get_num_threads()} threads",
-        "construction": construction(),
+        "construction": construction() if told.only == [""] else {},
         "steps_in_a_row": told.device == "cuda",
         "rows": [],
     }
     for name, seconds in record["construction"].items():
         print(f"{name}: {seconds:.3f} s", flush=True)
     for name in ("escnn", "e2cnn"):
-        if f"import {name}" not in record["construction"]:
+        if importlib.util.find_spec(name) is None:
             print(f"{name} is not installed here: left out")
     chosen = {title: case for title, case in CASES.items() if any(words in title for words in told.only)}
     if not chosen:

@@ -98,8 +98,9 @@ def correlate(group: Group, planes: Tensor, weight: Tensor, *geometry: tuple[int
     tiles, apart, passes = (rows, 1, columns) if kept else (rows * columns, columns, 1)
     _correlate[(min(tiles, _processors(x.get_device())),)](
         described(x.movedim(1, 0), (group.order, POINTS // (2 if kept else 1), block_k)),
-        described(filters, (entries & -entries, block_k, CHANNELS // 2)), described(out.movedim(1, 0), (1, POINTS, CHANNELS // 2)),
-        out, largest, tiles, apart, passes, k_in // block_k, len(x), k_out,
+        described(filters, (entries & -entries, block_k, CHANNELS // 2)),
+        described(out.movedim(1, 0), (1, POINTS, CHANNELS // 2)), out, largest,
+        tiles, apart, passes, k_in // block_k, len(x), k_out,
         constants.steps, constants.coefficients, constants.back, constants.elements, constants.degree, constants.times,
         constants.source, constants.target, group.order, entries, *slots(scaled, kept, k_in // block_k),
         num_warps=4, maxnreg=128,
@@ -122,7 +123,8 @@ def weight_gradient(group: Group, planes: Tensor, dy: Tensor, weight: Tensor, *g
     each = triton.cdiv(steps, max(1, _processors(x.get_device()) // (tiles[0] * tiles[1])))
     sums = x.new_empty(triton.cdiv(steps, each), entries, k_in, k_out, dtype=torch.float32)
     box = (group.order, block_p, CHANNELS)
-    _products[(*tiles, len(sums))](
+    grid = (*tiles, len(sums))
+    _products[grid](
         described(x.movedim(1, 0), box), described(grad.movedim(1, 0), box), sums, k_in, k_out, steps, each,
         constants.steps, constants.coefficients, constants.degree, constants.times, constants.source, constants.target,
         group.order, entries, 2, num_warps=8,
@@ -155,7 +157,7 @@ def _processors(device: int) -> int:
 def transform_filters(
     group: Group, weight: Tensor, entries: tuple[float, ...], adjoint: bool, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """(K_out, K_in, S) to (entries, K_in, K_out), and the largest number of each channel of the result, which float16 is scaled by."""
+    """(K_out, K_in, S) to (entries, K_in, K_out), and the largest number of each channel of the result, that scales float16."""
     weight = weight.contiguous()
     found, (k_out, k_in, stored) = tables(group, (1,) * group.dim, weight.device), weight.shape
     o_step, i_step = (stored, k_in * stored) if adjoint else (k_in * stored, stored)
@@ -175,7 +177,8 @@ def transform_filters(
 @triton.jit
 def _filters(
     weight, orbit, largest, out, k_out, k_in, o_step, i_step,
-    MATRIX: tl.constexpr, S: tl.constexpr, ENTRIES: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr, BLOCK_O: tl.constexpr,
+    MATRIX: tl.constexpr, S: tl.constexpr, ENTRIES: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK_O: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0) * BLOCK
     i = first + tl.arange(0, BLOCK)[:, None]
@@ -279,11 +282,11 @@ def _transform(maps, hats, powers, ready, free, hats_ready, hats_free, tiles, ch
     parts: gl.constexpr = powers.shape[1] // rows
     each: gl.constexpr = gl.BlockedLayout([1, maps.shape[3] // 4], [8, 4], [4, 1], [1, 0])
     step = 0
-    for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
+    for _tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
         so_far = ()
         for _ in gl.static_range(parts):
             so_far = so_far + (gl.full([rows], LEAST, gl.int32, gl.SliceLayout(1, each)),)
-        for chunk in range(chunks):
+        for _chunk in range(chunks):
             other = step % others
             now = ()
             for part in gl.static_range(parts):
@@ -334,8 +337,8 @@ def _coefficients(seen, hats, slot, power, ROW: gl.constexpr, EACH: gl.constexpr
 @gluon.jit
 def _multiply(
     out, to, written, hats, powers, filters, hats_ready, hats_free, ready, free, begun, largest, tiles, apart, passes, chunks,
-    points, k_out, WHICH: gl.constexpr, BACK: gl.constexpr, ELEMENTS: gl.constexpr, DEGREE: gl.constexpr, TIMES: gl.constexpr, SOURCE: gl.constexpr,
-    TARGET: gl.constexpr, ENTRIES: gl.constexpr, WRITTEN: gl.constexpr,
+    points, k_out, WHICH: gl.constexpr, BACK: gl.constexpr, ELEMENTS: gl.constexpr, DEGREE: gl.constexpr, TIMES: gl.constexpr,
+    SOURCE: gl.constexpr, TARGET: gl.constexpr, ENTRIES: gl.constexpr, WRITTEN: gl.constexpr,
 ):  # fmt: skip
     """Four warps, and four more for the other half of the channels: products, the transform back, tiles of the result.
 
@@ -450,10 +453,12 @@ def _correlate(
     fence_async_shared()  # copy engines are to see the barriers
     barrier()
     gl.warp_specialize([
-        (_multiply, (out, to, written[0], hats, powers, filters[0], hats_ready, hats_free, ready[0], free[0], begun, largest, tiles,
-                     apart, passes, chunks, points, k_out, 0, BACK, ELEMENTS, DEGREE, TIMES, SOURCE, TARGET, ENTRIES, WRITTEN)),
-        (_multiply, (out, to, written[1], hats, powers, filters[1], hats_ready, hats_free, ready[1], free[1], begun, largest, tiles,
-                     apart, passes, chunks, points, k_out, 1, BACK, ELEMENTS, DEGREE, TIMES, SOURCE, TARGET, ENTRIES, WRITTEN)),
+        (_multiply, (out, to, written[0], hats, powers, filters[0], hats_ready, hats_free, ready[0], free[0], begun, largest,
+                     tiles, apart, passes, chunks, points, k_out, 0, BACK, ELEMENTS, DEGREE, TIMES, SOURCE, TARGET, ENTRIES,
+                     WRITTEN)),
+        (_multiply, (out, to, written[1], hats, powers, filters[1], hats_ready, hats_free, ready[1], free[1], begun, largest,
+                     tiles, apart, passes, chunks, points, k_out, 1, BACK, ELEMENTS, DEGREE, TIMES, SOURCE, TARGET, ENTRIES,
+                     WRITTEN)),
         (_transform, (maps, hats, powers, maps_ready, maps_free, hats_ready, hats_free, tiles, chunks, STEPS, COEFFICIENTS)),
         (_fetch_maps, (x, maps, maps_ready, maps_free, tiles, apart, chunks, block_m // x.block_shape[1])),
         (_fetch_filters, (w, filters[0], ready[0], free[0], tiles, apart, passes, chunks, 0)),
