@@ -126,7 +126,7 @@ def _fastest(
     if not filters and math.prod(kernel_size) == taps and fused.suits(group, dtype, k_in, taps):
         found.append((fused, fused.seconds(group, dtype, *sizes)))
     alone = {*kernel_size, *stride} == {1} and not any(padding)  # each point sees itself alone
-    if alone and pointwise is not None and pointwise.suits(group, dtype, k_in, k_out):
+    if alone and pointwise is not None and pointwise.suits(group, dtype, k_in, k_out, filters):
         price = pointwise.filter_seconds if filters else pointwise.seconds
         found.append((pointwise, price(group, dtype, k_in, k_out, points)))
     return min(found, key=lambda each: each[1])
@@ -298,8 +298,8 @@ def _triton() -> Any:
 
 @lru_cache(maxsize=1)
 def _gluon() -> Any:
-    """Those for 1x1 kernels; None where Triton has not the Gluon that they are written in, which still changes."""
-    return in_triton("pointwise") if (3, 6) <= _version() < (3, 9) else None
+    """Those for 1x1 kernels; None where Triton's Gluon, which still changes, is not the one that they have been run with."""
+    return in_triton("pointwise") if _version() == (3, 6) else None
 
 
 def _version() -> tuple[int, ...]:
