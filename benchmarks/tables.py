@@ -21,6 +21,7 @@ FIRST, SECOND, THIRD = "2026-11-15_rotated_mnist", "2026-11-15_authors_settings"
 FOURTH, FIFTH = "2026-11-15_third_settings", "2026-11-16_rotated_mnist"
 PROGRAM = "2026-11-16_authors_program"
 FUSED, SERVING, NEWER = "2026-11-16_fused_h200", "2026-11-16_serving_h200", "2026-11-18_speed_cpu"
+POINTWISE = "2026-11-19_pointwise_h200"
 ROWS = [  # folder, record, what it is, the paper's number
     (SECOND, "paper_z2cnn", "Z2CNN, the authors' settings", "5.03 ± 0.20"),
     (FIRST, "paper_z2cnn", "Z2CNN, no small turns, norms estimated without dropout", ""),
@@ -361,11 +362,13 @@ def speed_on_gpu() -> str:
     rest = [record(FUSED, name) for name in ("algorithms", "octahedral")]
     eager = {"rows": [row for row in record(EAGER, "speed")["rows"] if row["how"] == "eager"]}  # peaks of memory in bf16
     loops = [record(LOOPS, name) for name in ("layers", "networks")]
-    runs += [record(FUSED, "lifts"), lifts, layers, eager, *loops, {"rows": [row for r in rest for row in as_bench(r)]}]
+    newest = [record(POINTWISE, name) for name in ("eager", "p4cnn", "linear_float32", "speed", "kept")]
+    cases = {row["case"] for r in [*runs, newest[0]] for row in r["rows"]}
+    runs += [record(FUSED, "lifts"), lifts, layers, eager, *loops, {"rows": [row for r in rest for row in as_bench(r)]}, *newest]
     ratios: dict[str, dict[tuple[str, str], dict[str, Any]]] = {}
     for i, r in enumerate(runs):  # the later run of a case takes the place of an earlier one
         for row in r["rows"]:
-            if i < len(runs) - 1 or row["case"] in ratios:
+            if row["case"] in cases:
                 found = ratios.setdefault(row["case"], {}).setdefault((row["precision"], row["how"]), {})
                 found[row["candidate"]] = {**row, "run": i}
     kinds = ("float32", "tf32", "bf16")
@@ -373,7 +376,7 @@ def speed_on_gpu() -> str:
         "| forward and backward | bound, ms: float32, TF32, bf16 | gcnn: float32 | TF32 | bf16 | TF32, eager |",
         "|---|---|---|---|---|---|",
     ]
-    for case, measured in ratios.items():
+    for case, measured in sorted(ratios.items(), key=lambda each: each[0].startswith(("lift", "block", "P4CNN", "p4m ResNet"))):
         bounds = [min(measured[k, "graph"][c]["ms"] for c in ("planar nchw", "planar nhwc")) for k in kinds]
         ours = [measured[k, "graph"]["gcnn"] for k in kinds] + [measured["tf32", "eager"]["gcnn"]]
         cells = [f"{row['ratio']:.2f}{'' if row['run'] else '*'}" for row in ours]
@@ -392,8 +395,9 @@ def speed_on_gpu() -> str:
         "with its many steps, for wide layers alone. "
         "What costs: masks on the hexagonal lattice of p6m; and in first layers, so in P4CNN too, the gradient of the filters, "
         "whose fastest kernels in cuDNN do not give the same bits in every run. A star: from an earlier run, before "
-        "exact float32 products became twice as fast. Peak memory of a training step, against the planar network, with TF32 and "
-        f"in bfloat16: {memory}. Records: `benchmarks/records/{FUSED}`, `{SERVING}`, `{EAGER}`, `{LOOPS}`, "
+        "exact float32 products became twice as fast. 1x1 and linear layers in bf16: measured while the gradient of their "
+        "filters had a faster, less exact kernel. Peak memory of a training step, against the planar network, with TF32 and "
+        f"in bfloat16: {memory}. Records: `benchmarks/records/{FUSED}`, `{SERVING}`, `{EAGER}`, `{LOOPS}`, `{POINTWISE}`, "
         "`2026-11-16_speed_h200` and `2026-11-15_speed_h200`."
     )
     return "\n".join(rows)
@@ -460,10 +464,10 @@ def savings() -> str:
     return "\n".join(rows)
 
 
-def fourier_gains() -> dict[tuple[str, str], tuple[float, float, bool]]:
+def fourier_gains() -> dict[tuple[str, str], tuple[float, float, str]]:
     """The speed of the Fourier algorithm on an H200 as a multiple of the bound, by layer and precision.
 
-    Forward, forward with backward, and whether it was measured in a later run than the bound.
+    Forward, forward with backward, and a mark for what the table's note says of it.
     """
     folder = "2026-11-15_fourier_h200"
     blocks = record(folder, "blocks")["rows"]
@@ -475,16 +479,21 @@ def fourier_gains() -> dict[tuple[str, str], tuple[float, float, bool]]:
     for key, row in ({(row["case"], row["precision"]): row for row in record(folder, "algorithms")["rows"]} | again).items():
         forward, train = later.get(key, [row["gcnn forward"], row["gcnn train"]])
         bounds = [min(row.get(f"planar {way} {mode}", math.inf) for way in ("nchw", "nhwc")) for mode in ("forward", "train")]
-        found[key] = bounds[0] / forward, bounds[1] / train, key in later
-    return found
+        found[key] = bounds[0] / forward, bounds[1] / train, "*" if key in later else ""
+    both: dict[tuple[str, str], dict[str, float]] = {}
+    for name in ("linear_float32", "speed", "kept"):
+        for row in record(POINTWISE, name)["rows"]:
+            if row["candidate"] == "gcnn":
+                both.setdefault((row["case"], row["precision"]), {})[row["mode"]] = 1 / row["ratio"]
+    return found | {key: (row["forward"], row["train"], "†" if key[1] == "bf16" else "") for key, row in both.items()}
 
 
 def fourier() -> str:
     """What the Fourier algorithm gains over the planar bound, by the number of channels."""
     folder, cpu = "2026-11-15_fourier_h200", record("2026-11-15_speed_cpu", "speed")
     found: dict[str, dict[str, str]] = {}
-    for (case, kind), (forward, train, later) in fourier_gains().items():
-        found.setdefault(case, {})[kind] = f"{forward:.2f}, {train:.2f}" + ("*" if later else "")
+    for (case, kind), (forward, train, mark) in fourier_gains().items():
+        found.setdefault(case, {})[kind] = f"{forward:.2f}, {train:.2f}{mark}"
     for row in record("2026-11-16_speed_h200", "layers")["rows"]:
         if (row["case"], row["how"], row["candidate"]) == ("Oh K=8 16px", "graph", "gcnn"):
             found["Oh K=8 16px"] = {row["precision"]: f"-, {1 / row['ratio']:.2f}"}
@@ -509,8 +518,9 @@ def fourier() -> str:
         "run than their bound, with better choices for the gradient of the filters. TF32 and bf16 of p4m with K = 32, 64, 96, "
         "100, 128 and 256 and of p4 with K = 64 and 128 were measured last, when the way back had one copy of the map less; "
         "bf16 there begins with a map of bf16, but for K = 50, 100 and for 32px; with a map of float32, which both sides round "
-        f"first, as the older rows have it, it was: {'; '.join(from_float32)}. Records: `benchmarks/records/"
-        f"{folder}`, `2026-11-16_fourier_h200`, `{FUSED}`, `2026-11-16_speed_h200` and `2026-11-15_speed_cpu`."
+        f"first, as the older rows have it, it was: {'; '.join(from_float32)}. A dagger: with backward measured while the "
+        "gradient of the filters had a faster kernel, which was not exact enough to be kept. Records: `benchmarks/records/"
+        f"{folder}`, `2026-11-16_fourier_h200`, `{FUSED}`, `{POINTWISE}`, `2026-11-16_speed_h200` and `2026-11-15_speed_cpu`."
     )
     return "\n".join(rows)
 
