@@ -14,7 +14,7 @@ from common import every_group, feature_map, some_groups
 from gcnn import GROUPS, Group, O, Oh, p4, p4m, p6m
 from gcnn.functional import gcorr
 from gcnn.irreps import fourier_matrix, irreps, irreps_of_table, multiplications
-from gcnn.kernels.fourier import Algorithm, gain_of_convolutions, pays
+from gcnn.kernels.fourier import Algorithm, convolutions_are_faster, pays
 from gcnn.nn import GConv, GLinear, LiftConv
 from gcnn.testing import equivariance_error, exact_sizes
 
@@ -204,11 +204,12 @@ def test_blocks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(conv(x), whole, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("group", [p4m, p6m, O], ids=str)
-def test_products_may_be_convolutions(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on processors whose convolutions are the faster ones; blocks of points end anywhere."""
+@pytest.mark.parametrize("convolve", [False, True])
+@pytest.mark.parametrize("group", [p4, p4m, p6m, O], ids=str)
+def test_products_are_matrices_or_convolutions(group: Group, convolve: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one or the other, as the processor is; blocks of points end anywhere."""
     torch.manual_seed(0)
-    monkeypatch.setattr("gcnn.kernels.fourier.gain_of_convolutions", lambda: 1.9)
+    monkeypatch.setattr("gcnn.kernels.fourier.convolutions_are_faster", lambda: convolve)
     monkeypatch.setattr("gcnn.kernels.fourier.BLOCK", {"cpu": 1})
     conv = GConv(group, 8, 32, 3, padding=1, algorithm="fourier")
     exact = copy.deepcopy(conv).double()
@@ -227,10 +228,10 @@ def test_auto_chooses_and_changes_nothing_but_time() -> None:
     assert pays(Oh, 16, 16, 27, 4096)
     assert not pays(p4m, 8, 8, 9, 8192)  # too few channels
     assert not pays(p4m, 64, 64, 9, 64)  # too few points
-    assert pays(p4m, 40, 40, 9, 8192)
-    assert not pays(p4m, 40, 40, 9, 8192, gain=1.9)  # where convolutions are faster than products
-    assert pays(p4m, 64, 64, 9, 8192, gain=1.9)
-    assert gain_of_convolutions() in (1.0, 1.9)
+    assert pays(p4m, 32, 32, 9, 8192)
+    assert not pays(p4m, 32, 32, 9, 8192, convolve=True)  # where convolutions are faster than products
+    assert pays(p4m, 64, 64, 9, 8192, convolve=True)
+    assert convolutions_are_faster() in (False, True)
     torch.manual_seed(0)
     auto, x = GConv(p4m, 80, 80, 3, padding=1), torch.randn(4, 80, 8, 12, 12)
     planar = GConv(p4m, 80, 80, 3, padding=1, algorithm="planar")

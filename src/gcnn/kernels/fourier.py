@@ -39,7 +39,8 @@ Algorithm = Literal["auto", "planar", "fourier"]
 Part = Literal["map", "both ways", "filters"]  # of a step: the map, its gradient too, the gradient of the filters
 
 # bytes of patches worked on at a time: what a core's cache holds, what keeps a GPU busy
-BLOCK = {"cpu": 1 << 21, "cuda": 1 << 28}
+BLOCK = {"cpu": 1 << 22, "cuda": 1 << 28}
+SHARES = 4  # of a core's points in a block
 LARGEST = 48  # the largest order of a group whose transform fits a GPU's registers
 
 
@@ -159,38 +160,40 @@ def _seconds(
     return work * multiplications(group) / ours + moved / 4.5, work * group.order**2 / planar
 
 
-def pays(group: Group, k_in: int, k_out: int, taps: int, points: int, gain: float = 1.0) -> bool:
-    """Whether the Fourier algorithm is the faster one on a CPU, by a model of the two.
+def pays(group: Group, k_in: int, k_out: int, taps: int, points: int, convolve: bool = False) -> bool:
+    """Whether the Fourier algorithm is the faster one on a CPU, by a model of the two in multiplications of the planar one.
 
-    Convolutions multiply `gain` times as fast as the products of the Fourier algorithm. Besides, every number of a patch is
-    gathered at the price of about 122 multiplications (more in runs of fewer than 16) and transformed at that of 1.2 S, and every
-    number of the result is transformed back. The filters' transform is small beside 256 points and more.
+    Every number of a patch is gathered and transformed at a price (a higher one in runs of fewer than 16), and every number of
+    the result is transformed back. `convolve` is for CPUs on which `convolutions_are_faster`: what is no convolution costs more
+    there. The filters' transform is small beside 256 points and more.
     """
     if points < 256:
         return False
-    saved = (group.order**2 / gain - 1.1 * multiplications(group)) * k_out
-    price = 122 + 1.2 * group.order + max(0.0, 1200 / k_in - 75)
-    moved = price * group.order * (1 + 1.3 * k_out / (taps * k_in))
-    return saved > moved
+    order, short = group.order, max(0.0, 1200 / k_in - 75)
+    if convolve:
+        gain, product, price, back = 0.95, 1.5, 110 + 6 * order + short, 0.8
+    else:
+        gain, product, price, back = 1.0, 1.1, 122 + 1.2 * order + short, 1.3
+    saved = (gain * order**2 - product * multiplications(group)) * k_out
+    return saved > price * order * (1 + back * k_out / (taps * k_in))
 
 
 @lru_cache(maxsize=1)
-def gain_of_convolutions() -> float:
-    """How much faster this CPU multiplies float32 numbers in convolutions than in matrix products.
+def convolutions_are_faster() -> bool:
+    """Whether this CPU multiplies float32 numbers much faster in convolutions than in matrix products.
 
-    On an AMD processor with AVX-512 (family 26, Zen 5) oneDNN's convolutions were about twice as fast as MKL's products, and with
-    1.9 the model agrees with the times of whole layers there. The products of wide layers are 1x1 convolutions then: what that
-    gains is left out of the model, since patches take as long to be made. Told by what the processor says of itself: if times
-    decided, runs would not repeat bit for bit.
+    On AMD processors with AVX-512 (family 26, Zen 5) oneDNN's convolutions were about twice as fast as MKL's products, so that
+    products are 1x1 convolutions there. Told by what the processor says of itself: if times decided, runs would not repeat
+    bit for bit.
     """
     if not torch.backends.mkl.is_available() or torch.backends.cpu.get_cpu_capability() != "AVX512":
-        return 1.0
+        return False
     try:
         words = Path("/proc/cpuinfo").read_text()
     except OSError:
         words = platform.processor()
     family = re.search(r"family\s*:?\s*(\d+)", words, re.IGNORECASE)
-    return 1.9 if "AuthenticAMD" in words and family is not None and int(family[1]) >= 26 else 1.0
+    return "AuthenticAMD" in words and family is not None and int(family[1]) >= 26
 
 
 def choose(
@@ -220,9 +223,8 @@ def choose(
         part: Part = "both ways" if torch.is_grad_enabled() and x.requires_grad else "map"
         faster = plain(x) and pays_on_cuda(group, wanted, *sizes, part)
     else:
-        faster = x.is_cpu and x.dtype == weight.dtype in (torch.float32, torch.float64) and pays(group, *sizes)
-        if faster and x.dtype == torch.float32:
-            faster = pays(group, *sizes, gain_of_convolutions())
+        fits = x.is_cpu and x.dtype == weight.dtype in (torch.float32, torch.float64)
+        faster = fits and pays(group, *sizes, x.dtype == torch.float32 and convolutions_are_faster())
     return "fourier" if faster else "planar"
 
 
@@ -323,37 +325,37 @@ def _correlate(group: Group, planes: Tensor, weight: Tensor, *geometry: tuple[in
         found: Tensor = kernels.correlate(group, planes, weight, *geometry, adjoint=adjoint)
         return found
     k_out, s = weight.shape[1 if adjoint else 0], group.order
-    convolve = planes.is_cpu and planes.dtype == torch.float32 and k_out >= 32 and gain_of_convolutions() > 1
-    patches = _Patches(group, planes, *geometry, together=convolve)
+    convolve = planes.is_cpu and planes.dtype == torch.float32 and convolutions_are_faster()
+    patches = _Patches(group, planes, *geometry)
     filters = _transform_filters(group, weight.to(patches.dtype), patches.plan, adjoint)
     if convolve:
-        filters = [w.mT.contiguous().mT for w in filters]  # as convolutions have them
+        filters = [w.permute(2, 0, 1).contiguous().permute(1, 2, 0) for w in filters]  # as convolutions have them
     result, out = empty_planes(planes, patches.size, s, k_out)
-    products = planes.new_empty(s * patches.cores * patches.block * k_out, dtype=patches.dtype)
-    for start, stop, cores in patches.blocks():
-        x = patches.transformed(start, stop, cores)  # (cores, S, B, P K_in)
-        y = products[: s * (stop - start) * k_out].view(s, cores, -1, k_out)
+    products = planes.new_empty(s * patches.shares * patches.block * k_out, dtype=patches.dtype)
+    for start, stop, shares in patches.blocks():
+        x = patches.transformed(start, stop, shares)  # (shares, S, B, P K_in)
+        y = products[: s * (stop - start) * k_out].view(s, shares, -1, k_out)
         at = 0
         for w in filters:
             d = len(w)
             for i in range(at, at + patches.parts[d, at], d):
-                each = _product(x[:, i], w[0], convolve)
-                for j in range(1, d):
-                    each = _product(x[:, i + j], w[j], convolve, each)
+                each = _product(x[:, i : i + d], w, convolve)
                 y[i : i + d] = each.unflatten(2, (d, k_out)).movedim(2, 0)
             at += patches.parts[d, at]
-        back = patches.matrix.t().expand(cores, s, s).bmm(y.flatten(2).transpose(0, 1))  # (cores, S, B K_out)
-        out[start:stop].unflatten(0, (cores, -1)).copy_(back.unflatten(2, (-1, k_out)).transpose(1, 2))
+        back = patches.matrix.t().expand(shares, s, s).bmm(y.flatten(2).transpose(0, 1))  # (shares, S, B K_out)
+        out[start:stop].unflatten(0, (shares, -1)).copy_(back.unflatten(2, (-1, k_out)).transpose(1, 2))
     return result
 
 
-def _product(x: Tensor, w: Tensor, convolve: bool, total: Tensor | None = None) -> Tensor:
-    """(cores, B, L) times (L, N), added to `total` if given: for each core, or as a convolution that the cores share."""
+def _product(x: Tensor, w: Tensor, convolve: bool) -> Tensor:
+    """(shares, d, B, L) times (d, L, N), added up over d, as matrices or as a convolution."""
     if convolve:
-        y = F.conv2d(x[:, :, None].permute(0, 3, 1, 2), w.t()[..., None, None])[..., 0].transpose(1, 2)
-        return y if total is None else total.add_(y)
-    shared = w.expand(len(x), -1, -1)
-    return x.bmm(shared) if total is None else total.baddbmm_(x, shared)
+        return F.conv2d(x.permute(0, 3, 1, 2), w.permute(2, 1, 0)[..., None])[:, :, 0].mT
+    shared = w[:, None].expand(-1, len(x), -1, -1)
+    total = x[:, 0].bmm(shared[0])
+    for j in range(1, len(w)):
+        total.baddbmm_(x[:, j], shared[j])
+    return total
 
 
 def _weight_gradient(group: Group, planes: Tensor, dy: Tensor, weight: Tensor, *geometry: tuple[int, ...]) -> Tensor:
@@ -362,21 +364,21 @@ def _weight_gradient(group: Group, planes: Tensor, dy: Tensor, weight: Tensor, *
         kernels = _fastest(group, planes.dtype, *sizes, "filters", *geometry)[0]
         found: Tensor = kernels.weight_gradient(group, planes, dy, weight, *geometry)
         return found
-    patches = _Patches(group, planes, *geometry, most=8)  # each core has sums of its own
+    patches = _Patches(group, planes, *geometry, most=8)  # each share has sums of its own
     k_out, k_in, s, taps = weight.shape[0], weight.shape[1], group.order, patches.plan.cells.shape[1]
     rows = dy.movedim(1, -1).reshape(patches.points, s, k_out)
-    sums = [patches.hat.new_zeros(rho.dim, patches.cores, taps * k_in, rho.dim * k_out) for rho in irreps(group)]
-    for start, stop, cores in patches.blocks():
-        x = patches.transformed(start, stop, cores)  # (cores, S, B, P K_in)
-        block = rows[start:stop].to(patches.dtype).unflatten(0, (cores, -1)).transpose(1, 2).flatten(2)  # (cores, S, B K_out)
-        y = patches.matrix.expand(cores, s, s).bmm(block).unflatten(2, (-1, k_out))
+    sums = [patches.hat.new_zeros(rho.dim, patches.shares, taps * k_in, rho.dim * k_out) for rho in irreps(group)]
+    for start, stop, shares in patches.blocks():
+        x = patches.transformed(start, stop, shares)  # (shares, S, B, P K_in)
+        block = rows[start:stop].to(patches.dtype).unflatten(0, (shares, -1)).transpose(1, 2).flatten(2)  # (shares, S, B K_out)
+        y = patches.matrix.expand(shares, s, s).bmm(block).unflatten(2, (-1, k_out))
         at = 0
         for w in sums:
             d = len(w)
             for i in range(at, at + patches.parts[d, at], d):
-                each = y[:, i : i + d].transpose(1, 2).flatten(2)  # (cores, B, d K_out)
+                each = y[:, i : i + d].transpose(1, 2).flatten(2)  # (shares, B, d K_out)
                 for j in range(d):
-                    _add_products(w[j, :cores], x[:, i + j], each)
+                    _add_products(w[j, :shares], x[:, i + j], each)
             at += patches.parts[d, at]
     hat = torch.cat([w.sum(1).unflatten(2, (len(w), k_out)).transpose(1, 2).flatten(0, 1) for w in sums]).flatten(1)
     total = _matrices_of(group, hat).t().mm(hat).view(s * taps, k_in, k_out)
@@ -385,7 +387,7 @@ def _weight_gradient(group: Group, planes: Tensor, dy: Tensor, weight: Tensor, *
 
 
 def _add_products(total: Tensor, x: Tensor, y: Tensor) -> None:
-    """Adds x^T y to the total, for each core.
+    """Adds x^T y to the total, for each share.
 
     With few columns a BLAS adds up all rows one after the other, which is less exact than a convolution's sums: 128 at a time.
     """
@@ -441,11 +443,10 @@ class _Patches:
         dilation: tuple[int, ...],
         *,
         most: int = 1 << 30,
-        together: bool = False,
     ) -> None:
         self.plan = make_plan(group, kernel_size)
-        threads = torch.get_num_threads()
-        self.cores = 1 if together or not planes.is_cpu else min(threads, most)  # those that have points of their own
+        # a BLAS gives each core whole products of a batch if there are several for each; else it parts every product
+        self.shares = min(SHARES * torch.get_num_threads(), most) if planes.is_cpu else 1
         self.dtype = torch.promote_types(planes.dtype, torch.float32)
         padded = F.pad(planes, both_sides(padding)) if any(padding) else planes
         rows = padded.movedim(1, -1).contiguous()  # (N, *X, S K_in)
@@ -464,10 +465,11 @@ class _Patches:
             first = (first[:, None] + torch.arange(n, device=planes.device) * (step * stride_)).flatten()
         self.first = first[:, None]  # (points, 1)
         self.matrix = as_tensor(self.plan.matrix, planes.device).to(self.dtype)
-        many = max(128, BLOCK.get(planes.device.type, 1 << 28) // (s * taps * self.k_in * 4)) * (threads if together else 1)
-        self.block = min(many, -(-self.points // self.cores))  # points of a core
+        many = max(128, BLOCK.get(planes.device.type, 1 << 28) // (s * taps * self.k_in * 4))
+        many = many // SHARES if planes.is_cpu else many
+        self.block = min(many, -(-self.points // self.shares))  # points of a share
         # the same memory for every block: what is new takes longer to be had than to be filled
-        numbers = s * self.cores * self.block * taps * self.k_in
+        numbers = s * self.shares * self.block * taps * self.k_in
         self.seen = planes.new_empty(numbers if planes.dtype == self.dtype else 0)
         self.hat = planes.new_empty(numbers, dtype=self.dtype)
         at, self.parts = 0, {}
@@ -476,24 +478,24 @@ class _Patches:
             at += rho.dim**2 // rho.kind
 
     def blocks(self) -> Iterator[tuple[int, int, int]]:
-        """(start, stop, cores) of each block of points, shared equally by the cores; the remainder goes to one."""
-        start, cores = 0, self.cores
+        """(start, stop, shares) of each block of points, cut into equal shares; the remainder is one."""
+        start, shares = 0, self.shares
         while start < self.points:
-            count = min(self.block, (self.points - start) // cores)
-            count, cores = (count, cores) if count else (self.points - start, 1)
-            yield start, start + count * cores, cores
-            start += count * cores
+            count = min(self.block, (self.points - start) // shares)
+            count, shares = (count, shares) if count else (self.points - start, 1)
+            yield start, start + count * shares, shares
+            start += count * shares
 
-    def transformed(self, start: int, stop: int, cores: int) -> Tensor:
-        """x^: (cores, S, B, P K_in), until the next block."""
-        index = (self.first[start:stop].view(cores, 1, -1, 1) + self.offsets).flatten()  # (cores, S, B, P)
+    def transformed(self, start: int, stop: int, shares: int) -> Tensor:
+        """x^: (shares, S, B, P K_in), until the next block."""
+        index = (self.first[start:stop].view(shares, 1, -1, 1) + self.offsets).flatten()  # (shares, S, B, P)
         numbers, s = len(index) * self.k_in, len(self.matrix)
         if len(self.seen):
             seen = torch.index_select(self.rows, 0, index, out=self.seen[:numbers].view(-1, self.k_in))
         else:
             seen = self.rows.index_select(0, index).to(self.dtype)
-        matrix, hat = self.matrix.expand(cores, s, s), self.hat[:numbers].view(cores, s, -1)
-        return torch.bmm(matrix, seen.view(cores, s, -1), out=hat).view(cores, s, (stop - start) // cores, -1)
+        matrix, hat = self.matrix.expand(shares, s, s), self.hat[:numbers].view(shares, s, -1)
+        return torch.bmm(matrix, seen.view(shares, s, -1), out=hat).view(shares, s, (stop - start) // shares, -1)
 
 
 def _insert_zeros(
