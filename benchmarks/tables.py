@@ -20,8 +20,8 @@ RECORDS = ROOT / "benchmarks" / "records"
 FIRST, SECOND, THIRD = "2026-11-15_rotated_mnist", "2026-11-15_authors_settings", "2026-11-15_second_settings"
 FOURTH, FIFTH = "2026-11-15_third_settings", "2026-11-16_rotated_mnist"
 PROGRAM = "2026-11-16_authors_program"
-FUSED, SERVING, NEWER = "2026-11-16_fused_h200", "2026-11-16_serving_h200", "2026-11-18_speed_cpu"
-POINTWISE = "2026-11-19_pointwise_h200"
+FUSED, SERVING, POINTWISE = "2026-11-16_fused_h200", "2026-11-16_serving_h200", "2026-11-19_pointwise_h200"
+CPU, OLDER_CPU = "2026-11-19_speed_cpu", "2026-11-15_speed_cpu"
 ROWS = [  # folder, record, what it is, the paper's number
     (SECOND, "paper_z2cnn", "Z2CNN, the authors' settings", "5.03 ± 0.20"),
     (FIRST, "paper_z2cnn", "Z2CNN, no small turns, norms estimated without dropout", ""),
@@ -303,7 +303,7 @@ def volumes() -> str:
 
 def speed() -> str:
     """Layers and networks beside the planar bound and the peers."""
-    r = record("2026-11-15_speed_cpu", "speed")
+    r = record(CPU, "speed")
     times: dict[tuple[str, str], dict[str, Any]] = {}
     for row in r["rows"]:
         times.setdefault((row["case"], row["mode"]), {})[row["candidate"]] = row
@@ -324,32 +324,34 @@ def speed() -> str:
             else f"| {case} | {bound:.1f} | {' | '.join(cells)} | |"
         )
     compiled: dict[str, dict[str, float]] = {}
-    for row in record("2026-11-15_speed_cpu", "compiled")["rows"]:
+    for row in record(OLDER_CPU, "compiled")["rows"]:
         compiled.setdefault(row["case"], {})[row["candidate"]] = row["ms"]
     beside = ", ".join(f"{case} {ms['gcnn compiled'] / ms['planar compiled']:.2f}" for case, ms in compiled.items())
-    other: dict[str, dict[str, float]] = {}
-    for row in record("2026-11-15_speed_cpu", "speed_other_machine")["rows"]:
-        if row["mode"] == "train" and row["case"] in ("p4 K=10 28px", "p4 K=32 28px", "p4m K=11 32px", "p4m K=23 16px"):
-            other.setdefault(row["candidate"], {})[row["case"]] = row["ms"]
-    lost = [f"{case} {escnn / other['gcnn'][case]:.2f}" for case, escnn in other["escnn"].items()]
-    newer = {row["case"]: row["ratio"] for row in record(NEWER, "speed")["rows"] if row["candidate"] == "gcnn"}
-    wide = {case: ratio for case, ratio in newer.items() if ratio < 0.9}
-    gained = ", ".join(f"{case} {ratio:.2f}" for case, ratio in wide.items())
-    rest = [ratio for case, ratio in newer.items() if case not in wide]
+    older = {}
+    for row in record(OLDER_CPU, "speed")["rows"]:
+        if row["mode"] == "train":
+            older[row["case"], row["candidate"]] = row["ms"], row["ratio"]
+    gained = ", ".join(f"{case} {ratio:.2f}" for (case, name), (_, ratio) in older.items() if name == "gcnn" and ratio < 0.8)
+    layers = ("p4 K=10 28px", "p4 K=32 28px", "p4m K=11 32px", "p4m K=23 16px")
+    lost = [f"{case} {older[case, 'escnn'][0] / older[case, 'gcnn'][0]:.2f}" for case in layers]
+    another: dict[str, dict[str, float]] = {}
+    for row in record(OLDER_CPU, "speed_other_machine")["rows"]:
+        if row["mode"] == "train" and row["case"] in layers:
+            another.setdefault(row["candidate"], {})[row["case"]] = row["ms"]
+    again = [f"{escnn / another['gcnn'][case]:.2f}" for case, escnn in another["escnn"].items()]
     built = {k: v for k, v in r["construction"].items() if "ResNet44" in k}
     words = ", ".join(f"{k.split(', ')[1]} {v:.2f} s" for k, v in built.items())
     rows.append("")
     rows.append(
-        f"Time as a multiple of the bound, float32, median of interleaved rounds; {r['device']}, torch {r['torch']}. Well "
-        "below 1 is the Fourier algorithm, which needs fewer multiplications than a planar convolution of the same shape; a few "
-        "percent to either side are noise. "
+        "Time as a multiple of the bound, float32, median of interleaved rounds; AMD EPYC (Zen 5), 2 threads, torch "
+        f"{r['torch']}. Well below 1 is the Fourier algorithm, which needs fewer multiplications than a planar convolution of "
+        "the same shape; a few percent to either side are noise. "
         f"Building the layers of a p4m ResNet44: {words}.\n\n"
-        "How much channels last gain, which the peers do not use, depends on the machine: on "
-        f"another one escnn took, as a multiple of gcnn's time, {', '.join(lost)}. "
-        "Where convolutions multiply twice as fast as matrix products (an AMD EPYC of the Zen 5 generation), `auto` takes the "
-        f"Fourier algorithm for wider layers alone: gcnn took {gained} of the bound, and {min(rest):.2f} to {max(rest):.2f} in "
-        f"the other cases. Compiled by torch.compile, as a multiple of the planar twin compiled: {beside}. Record: "
-        "`benchmarks/records/2026-11-15_speed_cpu` and `2026-11-18_speed_cpu`."
+        "How much channels last gain, which the peers do not use, depends on the machine: on an older one escnn took, as a "
+        f"multiple of gcnn's time, {', '.join(lost)}, and on a third {', '.join(again)}. So does what the Fourier algorithm "
+        f"gains: on the older one gcnn took {gained} of the bound, where matrix products are as fast as convolutions. Compiled by "
+        f"torch.compile there, as a multiple of the planar twin compiled: {beside}. Records: `benchmarks/records/{CPU}` and "
+        f"`{OLDER_CPU}`."
     )
     return "\n".join(rows)
 
@@ -423,7 +425,7 @@ def serving() -> str:
             cells.setdefault(case, []).append(f"{times[case, 'gcnn'] / times[case, 'gcnn planar()']:.2f}")
     newer: dict[str, list[str]] = {}
     for size in sizes:
-        times = {(row["case"], row["candidate"]): row["ms"] for row in record(NEWER, f"serving_batch{size}")["rows"]}
+        times = {(row["case"], row["candidate"]): row["ms"] for row in record(CPU, f"serving_batch{size}")["rows"]}
         for case in cells:
             newer.setdefault(case, []).append(f"{times[case, 'gcnn'] / times[case, 'gcnn planar()']:.2f}")
     there = "; ".join(f"{case} {', '.join(found)}" for case, found in newer.items())
@@ -444,7 +446,7 @@ def serving() -> str:
         f"Times the speed of the network as it is, in eval mode. {r['device']}, float32, torch {r['torch']}; {gpu['device']}, "
         f"torch {gpu['torch']}, replayed as CUDA graphs, and launched from Python on a slow host. On a newer CPU (AMD EPYC, "
         f"Zen 5), batches of 1, 8 and 32: {there}. Records: "
-        f"`benchmarks/records/{folder}`, `{NEWER}` and `{SERVING}`."
+        f"`benchmarks/records/{folder}`, `{CPU}` and `{SERVING}`."
     )
     return "\n".join(rows)
 
@@ -490,7 +492,7 @@ def fourier_gains() -> dict[tuple[str, str], tuple[float, float, str]]:
 
 def fourier() -> str:
     """What the Fourier algorithm gains over the planar bound, by the number of channels."""
-    folder, cpu = "2026-11-15_fourier_h200", record("2026-11-15_speed_cpu", "speed")
+    folder, cpu = "2026-11-15_fourier_h200", record(CPU, "speed")
     found: dict[str, dict[str, str]] = {}
     for (case, kind), (forward, train, mark) in fourier_gains().items():
         found.setdefault(case, {})[kind] = f"{forward:.2f}, {train:.2f}{mark}"
@@ -520,7 +522,7 @@ def fourier() -> str:
         "bf16 there begins with a map of bf16, but for K = 50, 100 and for 32px; with a map of float32, which both sides round "
         f"first, as the older rows have it, it was: {'; '.join(from_float32)}. A dagger: with backward measured while the "
         "gradient of the filters had a faster kernel, which was not exact enough to be kept. Records: `benchmarks/records/"
-        f"{folder}`, `2026-11-16_fourier_h200`, `{FUSED}`, `{POINTWISE}`, `2026-11-16_speed_h200` and `2026-11-15_speed_cpu`."
+        f"{folder}`, `2026-11-16_fourier_h200`, `{FUSED}`, `{POINTWISE}`, `2026-11-16_speed_h200` and `{CPU}`."
     )
     return "\n".join(rows)
 
