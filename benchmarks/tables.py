@@ -349,8 +349,8 @@ def speed() -> str:
         f"Building the layers of a p4m ResNet44: {words}.\n\n"
         "How much channels last gain, which the peers do not use, depends on the machine: on an older one escnn took, as a "
         f"multiple of gcnn's time, {', '.join(lost)}, and on a third {', '.join(again)}. So does what the Fourier algorithm "
-        f"gains: on the older one gcnn took {gained} of the bound, where matrix products are as fast as convolutions. Compiled by "
-        f"torch.compile there, as a multiple of the planar twin compiled: {beside}. Records: `benchmarks/records/{CPU}` and "
+        f"gains: on the older one gcnn took {gained} of the bound, where matrix products are as fast as convolutions. Compiled "
+        f"by torch.compile there, as a multiple of the planar twin compiled: {beside}. Records: `benchmarks/records/{CPU}` and "
         f"`{OLDER_CPU}`."
     )
     return "\n".join(rows)
