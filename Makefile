@@ -25,10 +25,11 @@ docs: $(VENV)/.installed
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/bench.py --quick
 
-# the kernels for GPUs in Triton's interpreter: two minutes, on Linux; make test runs them too once Triton is installed
+# the kernels for GPUs in Triton's interpreter, and by its compiler: three minutes, on Linux; make test has them too once Triton is installed
 kernels: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet "triton>=3.4,<3.9"
 	TRITON_INTERPRET=1 $(BIN)/python tests/triton_laws.py
+	$(BIN)/python tests/triton_fits.py
 
 format: $(VENV)/.installed
 	$(BIN)/ruff format .

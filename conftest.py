@@ -10,7 +10,7 @@ import torch
 if importlib.util.find_spec("triton") is None:
     kernels = Path(__file__).parent / "src/gcnn/kernels"
     collect_ignore = [str(path) for path in kernels.glob("*.py") if "import triton" in path.read_text()]
-    collect_ignore.append(str(Path(__file__).parent / "tests/triton_laws.py"))
+    collect_ignore += [str(Path(__file__).parent / f"tests/triton_{name}.py") for name in ("laws", "fits")]
 
 
 @pytest.fixture(autouse=True)

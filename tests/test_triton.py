@@ -28,6 +28,16 @@ def test_kernels_agree_with_plain_torch() -> None:
     assert "all kernels agree" in done.stdout, done.stderr
 
 
+def test_kernels_in_gluon_compile_and_fit() -> None:
+    pytest.importorskip("triton", minversion="3.6")
+    script = Path(__file__).parent / "triton_fits.py"
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=False, env=environment, timeout=600
+    )
+    assert "all kernels fit" in done.stdout, done.stderr
+
+
 def test_kernels_are_launched_on_the_gpu_of_their_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     class OnSecond:
         def get_device(self) -> int:

@@ -48,7 +48,10 @@ def suits(group: Group, dtype: torch.dtype, k_in: int, k_out: int, filters: bool
     Not for the gradient of filters in bfloat16: both factors rounded, it is 2.4 times as far off as the planar one.
     """
     products = (dtype == torch.bfloat16 and not filters) or (dtype == torch.float32 and allows_tf32())
-    return products and k_in % 32 == 0 and k_out % 8 == 0 and code(group) is not None and on_hopper()
+    if not products or k_in % 32 or k_out % 8:
+        return False
+    found = code(group)
+    return found is not None and len(found[0].first) <= 8 and on_hopper()  # more do not fit shared memory: C4h's twelve
 
 
 def seconds(group: Group, dtype: torch.dtype, k_in: int, k_out: int, points: int) -> float:
