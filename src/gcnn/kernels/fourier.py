@@ -445,8 +445,6 @@ class _Patches:
         most: int = 1 << 30,
     ) -> None:
         self.plan = make_plan(group, kernel_size)
-        # a BLAS gives each core whole products of a batch if there are several for each; else it parts every product
-        self.shares = min(SHARES * torch.get_num_threads(), most) if planes.is_cpu else 1
         self.dtype = torch.promote_types(planes.dtype, torch.float32)
         padded = F.pad(planes, both_sides(padding)) if any(padding) else planes
         rows = padded.movedim(1, -1).contiguous()  # (N, *X, S K_in)
@@ -465,6 +463,9 @@ class _Patches:
             first = (first[:, None] + torch.arange(n, device=planes.device) * (step * stride_)).flatten()
         self.first = first[:, None]  # (points, 1)
         self.matrix = as_tensor(self.plan.matrix, planes.device).to(self.dtype)
+        # a BLAS gives each core whole products of a batch if there are several for each; else it parts every product
+        threads = torch.get_num_threads()
+        self.shares = min(SHARES * threads, max(threads, self.points // 16), most) if planes.is_cpu else 1
         many = max(128, BLOCK.get(planes.device.type, 1 << 28) // (s * taps * self.k_in * 4))
         many = many // SHARES if planes.is_cpu else many
         self.block = min(many, -(-self.points // self.shares))  # points of a share
