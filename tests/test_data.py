@@ -786,6 +786,12 @@ def test_volumes_for_validation_come_last(tmp_path: Path) -> None:
         ValueError, match=r"expected volumes of one size, got \(3, 3, 3\) for training and \(2, 3, 3\) for validation"
     ):
         load("volumes", path)
+    for odd in ({"x_val": x}, {"val_images": x, "val_labels": y}):
+        np.savez(path, x_train=x, y_train=y, x_test=x, y_test=y, **odd)
+        with pytest.raises(
+            ValueError, match=r"expected x_val and y_val for validation, found (x_val|val_images, val_labels); name"
+        ):
+            load("volumes", path)
 
 
 def test_many_may_write_one_file_at_once(tmp_path: Path) -> None:

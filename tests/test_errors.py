@@ -120,6 +120,12 @@ AT_CONSTRUCTION: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: planar(ONE), TypeError, "planar: expected a network, an nn.Module, got int"),
     (lambda: LiftConv("P4", 1, 2, 3), TypeError, r"LiftConv: expected a Group .* such as gcnn.GROUPS\['p4'\], got 'P4'"),  # type: ignore[arg-type]
     (lambda: LiftConv(p4, 1, 2, 3)(np.zeros((1, 1, 9, 9))), TypeError, r"LiftConv\(p4, 1 -> 2\): expected a tensor, got ndarray"),
+    (lambda: CosetPool(p4)(np.zeros((1, 1, 4))), TypeError, r"CosetPool\(p4\): expected a tensor, got ndarray"),
+    (
+        lambda: LiftConv(p4, 1, 2, 3)(torch.rand(28, 28, 1)),
+        ValueError,
+        r"got \(28, 28, 1\); .*one sample: x.movedim\(-1, 0\)\[None\]",
+    ),
     (lambda: GBatchNorm(16, 3), TypeError, r"GBatchNorm: expected a Group as the first argument"),  # type: ignore[arg-type]
     (
         lambda: GConv(p4m, 3, 4, 3, groups=2),

@@ -1156,3 +1156,65 @@ def test_ways_that_the_example_does_not_go_are_gone(make: Callable[[], nn.Module
         with torch.no_grad():
             expected = net(factor * x)
             torch.testing.assert_close(made(factor * x), expected, rtol=1e-9, atol=1e-9 * float(expected.abs().max()))
+
+
+def test_onnx_files_of_any_size_are_right_at_odd_ones(tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    for size, length in ((2, 16), (3, 17)):
+        pool = nn.MaxPool1d(size, ceil_mode=True)
+        net = nn.Sequential(LiftConv(linem, 1, 2, 3, padding=1), CosetPool(linem), pool).eval()
+        path = tmp_path / f"{size}.onnx"
+        assert to_onnx(net, path, torch.randn(2, 1, length), any_size=True) < 1e-5
+        session = onnxruntime.InferenceSession(str(path))
+        for n in range(9, 20):
+            x = torch.randn(1, 1, n)
+            assert session.run(None, {"input": x.numpy()})[0].shape == net(x).shape
+
+
+def test_onnx_files_of_any_size_with_inputs_that_are_no_images(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+
+    class Told(nn.Module):
+        def __init__(self, kind: str) -> None:
+            super().__init__()
+            self.see, self.pool, self.words, self.kind = LiftConv(p4, 1, 2, 3, padding=1), CosetPool(p4), nn.Linear(5, 2), kind
+
+        def forward(self, image: Tensor, more: Tensor) -> Tensor:
+            y: Tensor = self.pool(self.see(image))
+            if self.kind == "words":  # (N, words, 5)
+                return y + self.words(more).mean(1)[:, :, None, None]
+            return y * more
+
+    image = torch.rand(2, 1, 8, 8)
+    assert to_onnx(Told("words"), tmp_path / "words.onnx", (image, torch.rand(2, 7, 5)), any_size=True) < 1e-5
+    assert to_onnx(Told("scales"), tmp_path / "scales.onnx", (image, torch.rand(2, 2, 1, 1)), any_size=True) < 1e-5
+
+    class Half(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.see, self.pool = LiftConv(p4, 1, 2, 3, padding=1), CosetPool(p4)
+
+        def forward(self, image: Tensor, half: Tensor) -> Tensor:
+            y: Tensor = self.pool(self.see(image))[..., :-1, :-1] + F.interpolate(half, scale_factor=2.0)
+            return y
+
+    with pytest.raises(ValueError, match="any_size compares images of twice the size, on which the network fails"):
+        to_onnx(Half(), tmp_path / "half.onnx", (torch.rand(2, 1, 9, 9), torch.rand(2, 1, 4, 4)), any_size=True)
+
+
+def test_onnx_leaves_the_example_as_it_is(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+
+    class InPlace(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.see = nn.Sequential(LiftConv(p4, 1, 2, 3), CosetPool(p4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.see(x.sub_(0.5))
+            return y
+
+    x = torch.rand(2, 1, 9, 9)
+    before = x.clone()
+    assert to_onnx(InPlace(), tmp_path / "net.onnx", x) < 1e-5
+    assert torch.equal(x, before)

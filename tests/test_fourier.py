@@ -214,7 +214,9 @@ def test_products_are_matrices_or_convolutions(group: Group, convolve: bool, mon
     conv = GConv(group, 8, 32, 3, padding=1, algorithm="fourier")
     exact = copy.deepcopy(conv).double()
     x = feature_map(group, channels=8, size=13 if group.dim == 2 else 7, dtype=torch.float32).requires_grad_()
-    y = conv(x)
+    with torch.profiler.profile() as profile:
+        y = conv(x)
+    assert ("aten::conv2d" in {event.key for event in profile.key_averages()}) == convolve
     dy = torch.randn_like(y)
     found = y, *torch.autograd.grad(y, [x, conv.weight], dy)
     wide = x.detach().double().requires_grad_()

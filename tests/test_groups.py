@@ -242,6 +242,8 @@ def test_the_metric_is_known_up_to_the_unit_of_length() -> None:
     p6 = GROUPS["p6"]
     again = generate("p6", p6.matrices[1], metric=((4, 2), (2, 4)))
     assert again.metric == p6.metric
+    for unit in (1e-10, 1 / 13, 0.06, 7.0):
+        assert generate("p6", p6.matrices[1], metric=np.array(p6.metric) * unit).metric == p6.metric
     assert again.contains(p6)
     real = generate("f", ((1, 0, 0), (0, -1, -1), (0, 1, 0)), metric=((1, 0, 0), (0, 1, 0.5), (0, 0.5, 1)))
     assert real.metric == ((2, 0, 0), (0, 2, 1), (0, 1, 2))

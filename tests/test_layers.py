@@ -850,3 +850,16 @@ def test_a_layer_without_parameters_of_its_own_can_be_moved() -> None:
     layer.weight = weight
     layer.float()
     assert layer(torch.rand(1, 1, 4, 5, 5)).shape == (1, 2, 4, 3, 3)
+
+
+def test_moving_a_layer_does_not_compute_its_weight() -> None:
+    conv: Any = spectral_norm(GConv(p4, 3, 3, 3))
+    before = conv.parametrizations.weight[0]._u.clone()
+    conv.to("cpu").float().load_state_dict(conv.state_dict())
+    assert torch.equal(conv.parametrizations.weight[0]._u, before)
+
+
+def test_factors_of_upsampling_may_be_whole_floats() -> None:
+    factors: list[Any] = [2, 2.0, (2.0, 2), [2, 2.0]]
+    for factor in factors:
+        assert GUpsample(p4, scale_factor=factor)(torch.rand(1, 2, 4, 4, 4)).shape[3:] == (8, 8)

@@ -829,3 +829,89 @@ def test_code_after_a_layer_of_several_results_is_not_blamed_on_it() -> None:
 
     with pytest.raises(ValueError, match=r"explain: the model fails after twice \(Twice\)"):
         explain(Net(), torch.rand(1, 1, 9, 9), p4)
+
+
+def test_sizes_are_found_for_images_that_are_not_square() -> None:
+    net = nn.Sequential(LiftConv(p4m, 1, 2, 3, stride=2, padding=1))
+    assert exact_sizes(net, torch.rand(1, 1, 8, 10), p4m) == [7, 9, 11, 13, 15]
+
+    class Deep(nn.Module):  # whose first side is as it is
+        def __init__(self) -> None:
+            super().__init__()
+            self.see = LiftConv(C4, 1, 2, 3, stride=2, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            assert x.shape[2] == 6
+            y: Tensor = self.see(x)
+            return y
+
+    assert exact_sizes(Deep(), torch.rand(1, 1, 6, 9, 9), C4) == [7, 9, 11, 13]
+
+
+def test_decisions_are_not_dead() -> None:
+    """An answer that does not change with small changes of the input is no sign of a layer that hides faults."""
+
+    class Vector(nn.Module):
+        def forward(self, y: Tensor) -> Tensor:  # turns with the image, in a way that explain does not know
+            return torch.stack([y[..., 0] - y[..., 2], y[..., 1] - y[..., 3]], -1)
+
+    class Decides(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.see, self.vector = LiftConv(p4, 1, 5, 3, padding=1), Vector()
+
+        def forward(self, x: Tensor) -> Tensor:
+            long = self.vector(self.see(x).mean((3, 4))).norm(dim=-1)
+            return long.argmax(1, keepdim=True)
+
+    torch.manual_seed(0)
+    found = explain(Decides(), torch.rand(1, 1, 9, 9), p4)
+    assert found.exact, found
+
+
+@pytest.mark.parametrize("end", ["float", "bytes"])
+def test_networks_may_end_in_single_precision_or_begin_with_bytes(end: str) -> None:
+    class Net(nn.Module):
+        def __init__(self, stride: int) -> None:
+            super().__init__()
+            self.see, self.pool = LiftConv(p4, 1, 2, 3, stride, 1), CosetPool(p4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.pool(self.see(x.to(self.see.weight.dtype) / 255))
+            return y.float() if end == "float" else y
+
+    x = torch.randint(0, 256, (1, 1, 8, 8)).to(torch.uint8) if end == "bytes" else torch.rand(1, 1, 8, 8)
+    assert explain(Net(1), x, p4).exact
+    assert not explain(Net(2), x, p4).exact
+
+
+def test_the_image_may_be_any_of_several_inputs() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.see, self.pool = LiftConv(p4, 1, 2, 3, 2, 1), CosetPool(p4)
+
+        def forward(self, scale: Tensor, image: Tensor) -> Tensor:
+            y: Tensor = self.pool(self.see(image)) * scale[:, :, None, None]
+            return y
+
+    inputs = torch.rand(1, 1), torch.rand(1, 1, 9, 9)
+    assert_equivariant(Scaled(), p4, inputs)
+    assert explain(Scaled(), inputs, p4).exact
+    assert exact_sizes(Scaled(), inputs, p4) == [7, 9, 11, 13]
+    for wrong, message in (
+        ((inputs[1], torch.rand(1, 9, 9)), r"expected x\[1\] .* got \(1, 9, 9\); a batch axis is missing .* x\[1\]\[None\]"),
+        (torch.rand(1, 9, 9), r"expected x .* got \(1, 9, 9\); a batch axis is missing if this is one sample: x\[None\]"),
+        ((inputs[0], inputs[0]), r"expected x\[0\] .* got \(1, 1\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            equivariance_error(Scaled(), p4, wrong)
+    with pytest.raises(TypeError, match="a tuple with NoneType"):
+        equivariance_error(Scaled(), p4, (inputs[1], None))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"or a tuple of them, got p4 and \(1, 1, 9, 9\), int"):
+        exact_sizes(Scaled(), (inputs[1], 3), p4)  # type: ignore[arg-type]
+
+
+def test_inputs_of_two_precisions_are_judged_by_the_coarser_one() -> None:
+    x = torch.rand(1, 1, 9, 9)
+    assert_equivariant(lambda a, b: a.float() * b.mean((2, 3), keepdim=True), p4, (x.double(), torch.rand(1, 1, 9, 9)))

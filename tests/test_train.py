@@ -158,7 +158,13 @@ def test_files_that_are_of_no_run_are_not_overwritten(small: Dataset, tmp_path: 
         assert path.read_text() == content
         path.unlink()
     (tmp_path / "config.json").write_text(json.dumps(dataclasses.asdict(config)))  # of a run that was stopped at once
+    theirs = [tmp_path / name for name in (".backup.2024-05.part", ".video.mp4.1-2.part", ".config.json.mine.part")]
+    ours = [tmp_path / name for name in (".config.json.17-42.part", ".last.safetensors.part")]  # the second of older versions
+    for path in (*theirs, *ours):
+        path.write_text("part")
     train(config, tmp_path, progress=False, data=small)
+    assert all(path.exists() for path in theirs)
+    assert not any(path.exists() for path in ours)
 
 
 KILLED = """

@@ -248,7 +248,13 @@ def volumes(path: str | Path) -> Dataset:
             raise ValueError(f"{path} holds one array, expected an .npz file of several; write it with numpy.savez_compressed")
         names = ("x_{}", "y_{}") if "x_train" in archive else ("{}_images", "{}_labels")
         wanted = [name.format(part) for part in ("train", "test") for name in names]
-        has_val = all(name.format("val") in archive for name in names)
+        named = [name for name in ("x_val", "y_val", "val_images", "val_labels") if name in archive]
+        has_val = named == [name.format("val") for name in names]
+        if named and not has_val:
+            expected = " and ".join(name.format("val") for name in names)
+            raise ValueError(
+                f"{path}: expected {expected} for validation, found {', '.join(named)}; name both alike, or leave them out"
+            )
         if missing := [name for name in wanted if name not in archive]:
             both = "" if "x_train" in archive else ", or x_train, y_train, x_test, y_test"
             found = ", ".join(archive)

@@ -129,7 +129,7 @@ def to_onnx(
     there = tuple(t.detach().to(device) for t in given)
     plain, here = planar(model, fold=True, example=there).cpu(), [t.cpu() for t in there]
     with torch.no_grad(), in_eval(model):
-        expected = model(*there)
+        expected = model(*_copies(there))
     if not isinstance(expected, Tensor):
         raise ValueError(f"to_onnx: expected a network that returns one tensor, got {type(expected).__name__}")
     for part in plain.modules():
@@ -140,7 +140,7 @@ def to_onnx(
             part.recompile()
     for parent in list(plain.modules()) if any_size else ():
         for name, part in parent.named_children():
-            if type(part) is nn.MaxPool1d:  # in which torch.export fixes the length
+            if type(part) is nn.MaxPool1d and not part.return_indices:  # in which torch.export fixes the length
                 setattr(parent, name, _in_the_plane(part))
     two = [t if len(t) > 1 else t.repeat(2, *(1,) * (t.ndim - 1)) for t in here]  # one alone would be fixed
     file = _named(_onnx(plain, tuple(two), any_size))
@@ -151,21 +151,40 @@ def to_onnx(
 
     names = [value.name for value in session.get_inputs()]
 
-    def off(inputs: Sequence[Tensor], y: Tensor | None = None) -> float:
-        if y is None:
-            with torch.no_grad(), in_eval(model):
-                y = model(*(t.to(device) for t in inputs))
-        numbers = session.run(None, {name: t.cpu().numpy() for name, t in zip(names, inputs, strict=True)})[0]
+    def answer(inputs: Sequence[Tensor]) -> Tensor:
+        with torch.no_grad(), in_eval(model):
+            found: Tensor = model(*(t.to(device) for t in _copies(inputs)))
+        return found
+
+    def off(inputs: Sequence[Tensor], y: Tensor) -> float:
+        sizes = ", ".join(str(tuple(t.shape)) for t in inputs)
+        try:
+            numbers = session.run(None, {name: t.cpu().numpy() for name, t in zip(names, inputs, strict=True)})[0]
+        except Exception as error:  # onnxruntime's own, of several kinds
+            raise ValueError(f"to_onnx: the file fails on inputs {sizes} ({error}); nothing was written") from error
+        if numbers.shape != y.shape:
+            words = f"the file answers {numbers.shape}, the network {tuple(y.shape)}"
+            raise ValueError(f"to_onnx: on inputs {sizes} {words}; nothing was written")
         return float((torch.from_numpy(numbers) - y.cpu()).abs().max() / y.abs().max().clamp(min=1e-30))
 
     error = off(here, expected)
     for several in ([t[:1] for t in here], [torch.cat([t, t[:1]]) for t in here]):  # a file cannot branch on how many there are
-        error = max(error, off(several))
+        error = max(error, off(several, answer(several)))
     if any_size:
-        sides = [axis for value in file.graph.input for axis in value.type.tensor_type.shape.dim[2:]]
+        seen = zip(file.graph.input, here, strict=True)
+        sides = [value.type.tensor_type.shape.dim[axis] for value, t in seen for axis in _sides(t, here)]
         if not all(axis.dim_param for axis in sides):
             raise ValueError("to_onnx: any_size needs a network for images of every size, and torch finds one size in it alone")
-        error = max(error, off([_doubled(t) for t in here]))
+        for larger in (_doubled, _longer):  # sides that are odd may go another way than even ones
+            images = [larger(t, _sides(t, here)) for t in here]
+            try:
+                expected = answer(images)
+            except Exception as refused:  # inputs that must fit each other, or strides
+                if larger is _longer:
+                    continue
+                words = "any_size compares images of twice the size, on which the network fails"
+                raise ValueError(f"to_onnx: {words}: {refused}") from refused
+            error = max(error, off(images, expected))
     if not error <= tolerance:
         raise ValueError(f"to_onnx: the file's answers are off by {error:.1e}, more than {tolerance:.1e}; nothing was written")
     write_file(path, content)
@@ -177,14 +196,27 @@ def _in_the_plane(pool: Any) -> nn.Module:
     size, stride, padding, dilation = (
         value[0] if isinstance(value, tuple) else value for value in (pool.kernel_size, pool.stride, pool.padding, pool.dilation)
     )
-    made = nn.MaxPool2d((1, size), (1, stride), (0, padding), (1, dilation))
+    made = nn.MaxPool2d((1, size), (1, stride), (0, padding), (1, dilation), ceil_mode=pool.ceil_mode)
     return nn.Sequential(nn.Unflatten(2, (1, -1)), made, nn.Flatten(2))
 
 
-def _doubled(image: Tensor) -> Tensor:
+def _sides(x: Tensor, inputs: Sequence[Tensor]) -> range:
+    """The axes of an input that are sides of images: of those with as many axes as the largest input has."""
+    most = max(t.ndim for t in inputs)
+    return range(2, most) if x.ndim == most and max(x.shape[2:], default=1) > 1 else range(0)
+
+
+def _doubled(image: Tensor, sides: range) -> Tensor:
     """An image of twice the size: itself, and beside it its mirror images."""
-    for axis in range(2, image.ndim):
+    for axis in sides:
         image = torch.cat([image, image.flip(axis)], axis)
+    return image
+
+
+def _longer(image: Tensor, sides: range) -> Tensor:
+    """An image that is one cell longer on every side."""
+    for axis in sides:
+        image = torch.cat([image, image.narrow(axis, 0, 1)], axis)
     return image
 
 
@@ -212,7 +244,7 @@ def _onnx(plain: nn.Module, example: tuple[Tensor, ...], any_size: bool) -> Any:
             if kept or _asserts(plain):  # a file would go the example's way
                 raise ValueError("to_onnx: any_size needs a network that does the same for images of every size")
             auto: Any = torch.export.Dim.AUTO
-            batch = tuple(dict.fromkeys((0, *range(2, t.ndim)), auto) for t in example)
+            batch = tuple(dict.fromkeys((0, *_sides(t, example)), auto) for t in example)
         try:
             with redirect_stderr(io.StringIO()):  # where it prints what it has so far
                 program = torch.export.export(plain, example, dynamic_shapes=batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import threading
 from contextlib import suppress
@@ -23,7 +24,7 @@ def write_file(path: Path, content: bytes) -> None:
         raise OSError(f"{path} could not be written: it is no file that can be replaced")
     part = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")  # others may write the same file
     try:
-        with part.open("xb") as file:
+        with part.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -38,8 +39,10 @@ def write_file(path: Path, content: bytes) -> None:
             part.unlink(missing_ok=True)
 
 
-def sweep(folder: Path) -> None:
-    """Removes what killed processes have left of `write_file` in a folder in which nobody else writes."""
-    for part in folder.glob(".*.[0-9]*-[0-9]*.part"):
-        with suppress(OSError):
-            part.unlink()
+def sweep(folder: Path, *names: str) -> None:
+    """Removes what killed processes have left of `write_file` of such names, in a folder in which nobody else writes those."""
+    for name in names:
+        for part in folder.glob(f".{name}.*part"):
+            if re.fullmatch(r"(\d+-\d+\.)?part", part.name.removeprefix(f".{name}.")):
+                with suppress(OSError):
+                    part.unlink()

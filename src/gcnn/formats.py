@@ -327,8 +327,9 @@ class _ArraysOnly(pickle.Unpickler):
 def cifar_python(path: Path) -> tuple[Bytes, Bytes]:
     """The same of its python version."""
     need(path, "a batch of CIFAR-10, python version", "cifar10")
+    content = read(path)
     try:
-        batch = _ArraysOnly(io.BytesIO(read(path)), encoding="bytes").load()
+        batch = _ArraysOnly(io.BytesIO(content), encoding="bytes").load()
         images = np.asarray(batch[b"data"], np.uint8).reshape(10_000, 3, 32, 32)
         labels = np.asarray(batch[b"labels"], np.uint8)
     except Exception as error:  # a damaged pickle may raise anything

@@ -373,10 +373,11 @@ def _as_gram(who: str, metric: Any, dim: int) -> IntArray:
     gram = np.array(metric) if len(metric) else np.eye(dim, dtype=np.int64)
     if gram.shape != (dim, dim) or not np.array_equal(gram, gram.T) or np.linalg.eigvalsh(gram).min() <= 0:
         raise ValueError(f"{who}: metric must be a symmetric positive definite {dim}x{dim} matrix, got {gram.tolist()}")
-    factor = next((k for k in range(1, 13) if np.allclose(gram * k, np.rint(gram * k), rtol=0, atol=1e-9)), None)
+    ratios = gram if gram.dtype.kind in "iu" else gram / np.abs(gram[gram != 0]).min()  # those alone count
+    factor = next((k for k in range(1, 13) if np.allclose(ratios * k, np.rint(ratios * k), rtol=1e-9, atol=1e-9)), None)
     if factor is None:
         raise ValueError(f"{who}: metric {gram.tolist()} has no whole multiple; only ratios count: write it in whole numbers")
-    whole = np.rint(gram * factor).astype(np.int64)
+    whole = np.rint(ratios * factor).astype(np.int64)
     return whole // np.gcd.reduce(whole, axis=None)  # so that it does not depend on the unit of length
 
 

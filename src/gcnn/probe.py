@@ -7,7 +7,7 @@ errors are its own; the rows say why and what to do.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -54,6 +54,11 @@ def turn(group: Group, h: int, y: Tensor, stabilizer: Subgroup | None = None) ->
     if y.ndim == group.dim + 3 and y.shape[2] == 1:
         stabilizer = range(group.order)  # one coset, the whole group
     return act(group, h, y, stabilizer=stabilizer)
+
+
+def first_map(inputs: Sequence[Tensor]) -> int:
+    """Which of several inputs is the first one that is more than numbers (N, K)."""
+    return next((i for i, t in enumerate(inputs) if t.ndim > 2), 0)
 
 
 def inside(group: Group, y: Tensor) -> Tensor:
@@ -118,7 +123,7 @@ class Probe:
 
     def record(self, x: tuple[Tensor, ...]) -> Tensor:
         """Runs the model on x, all of its inputs, and keeps what every layer gets and returns."""
-        last = x[0].shape
+        last = x[first_map(x)].shape
 
         def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             inputs = [a.clone() for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
@@ -208,7 +213,8 @@ class Probe:
     def _compare(self, h: int, moved: tuple[Tensor, ...], guess: bool) -> None:
         queue = iter(self.calls)
         call: _Call
-        last = _Turned("map" if moved[0].ndim == self.group.dim + 3 else "plain", moved[0])  # the exact L_h of what went before
+        first = moved[first_map(moved)]
+        last = _Turned("map" if first.ndim == self.group.dim + 3 else "plain", first)  # the exact L_h of what went before
         failed = False
 
         def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
@@ -493,21 +499,23 @@ def strides_checked(model: nn.Module, group: Group) -> Iterator[None]:
 
 def sizes_that_fit(model: nn.Module, inputs: tuple[Tensor, ...], group: Group, most: int = 100) -> list[int]:
     """As `gcnn.testing.exact_sizes`, of a model in eval mode on the meta device; the nearest `most` of at most 100 sizes."""
-    space, found = inputs[0].shape[-group.dim :], []
-    side = space[-1]
+    main, found = inputs[first_map(inputs)], list[int]()
+    side = main.shape[-1]
 
-    def sized(t: Tensor, n: int) -> Tensor:  # sides as long as the last one of the first input
+    def sized(t: Tensor, n: int, every: bool) -> Tensor:  # sides as long as the last one of the main input, or all of its own
         if t.ndim < group.dim + 2:
             return torch.empty_like(t, device="meta")
-        sides = [n if m == side else m for m in t.shape[-group.dim :]]
+        sides = [n if m == side or (every and t is main) else m for m in t.shape[-group.dim :]]
         return torch.empty(*t.shape[: -group.dim], *sides, dtype=t.dtype, device="meta")
 
+    near = sorted(range(max(1, 3 * side // 4), 3 * side // 2 + 1), key=lambda n: abs(n - side))[:100]
     with torch.no_grad(), strides_checked(model, group), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own about the meta device
-        for n in sorted(range(max(1, 3 * side // 4), 3 * side // 2 + 1), key=lambda n: abs(n - side))[:100]:
-            with suppress(Exception):  # a size that does not go through, for whatever reason
-                model(*(sized(t, n) for t in inputs))
-                found.append(n)
-            if len(found) == most:
-                break
+        for every in (True, False) if len(set(main.shape[-group.dim :])) > 1 else (True,):
+            for n in near if not found else ():
+                with suppress(Exception):  # a size that does not go through, for whatever reason
+                    model(*(sized(t, n, every) for t in inputs))
+                    found.append(n)
+                if len(found) == most:
+                    break
     return sorted(found)

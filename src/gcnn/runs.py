@@ -220,6 +220,8 @@ def logits_of(model: nn.Module, inputs: Inputs, angle: float = 0.0) -> Tensor:
     """The answers of the model in eval mode, (N, classes), to its inputs turned by `angle` radians."""
     if angle and inputs.images.ndim != 4:
         raise ValueError(f"expected images (N, C, H, W) to turn by angles, got inputs of shape {tuple(inputs.images.shape)}")
+    if not len(inputs.labels):
+        raise ValueError("expected at least one image to answer to, got none")
     found, batch_size = [], at_a_time(inputs)
     with in_eval(model):
         for start in range(0, len(inputs.labels), batch_size):

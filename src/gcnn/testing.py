@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from gcnn.checks import shape_text
 from gcnn.groups import Group, Subgroup
-from gcnn.probe import Probe, Row, distance, inside, larger, leaves, sizes_that_fit, turn
+from gcnn.probe import Probe, Row, distance, first_map, inside, larger, leaves, sizes_that_fit, turn
 
 __all__ = ["Explanation", "Row", "assert_equivariant", "equivariance_error", "exact_sizes", "explain"]
 
@@ -70,7 +70,8 @@ def assert_equivariant(
     """
     group, x = _in_order(group, x)
     error, h, size = _worst("assert_equivariant", module, group, x, stabilizer, out_stabilizer)
-    tolerance = TOLERANCES.get(_dtype(_several(x)), 1e-5) if tolerance is None else tolerance
+    if tolerance is None:
+        tolerance = max(TOLERANCES.get(t.dtype, 1e-5) for t in _several(x) if t.is_floating_point() or len(_several(x)) == 1)
     name = type(module).__name__ if isinstance(module, nn.Module) else getattr(module, "__name__", repr(module))
     if size == 0:
         raise AssertionError(f"{name}: the output is zero everywhere, so that nothing can be compared; give another input")
@@ -129,18 +130,20 @@ def _copied(module: Any) -> Any:
 def _checked_inputs(call: str, group: Group, x: Input, stabilizer: Subgroup | None = None) -> tuple[Tensor, ...]:
     """All inputs, zero outside their domain; an error if they are of no use for a test."""
     inputs = _several(x)
-    other = next((t for t in inputs if not isinstance(t, Tensor)), None)
-    if not isinstance(group, Group) or other is not None or not inputs:
-        kind = type(other).__name__ if inputs else "nothing"
-        found = f"a tuple with {kind}" if isinstance(x, tuple) else type(x).__name__
+    others = [type(t).__name__ for t in inputs if not isinstance(t, Tensor)]
+    if not isinstance(group, Group) or others or not inputs:
+        found = f"a tuple with {', '.join(others) or 'nothing'}" if isinstance(x, tuple) else type(x).__name__
         raise TypeError(f"{call}: expected a Group and a tensor x, or a tuple of them, got {type(group).__name__} and {found}")
-    first = inputs[0]  # (N, K, S) would be functions on the group
-    if first.ndim < 3 or (first.ndim == group.dim + 1 and (first.ndim != 3 or group.order % max(1, first.shape[2]))):
-        missing = "[None, None]" if first.ndim == group.dim else "[None]"
-        raise ValueError(
-            f"{call}: expected x {shape_text(group, 'K', None)} or {shape_text(group, 'K')}, got {tuple(first.shape)}; "
-            f"a batch axis is missing if this is one sample: x{missing}"
-        )
+    for i, t in enumerate(inputs):
+        numbers = t.ndim < 3 and len(inputs) > 1 and i != first_map(inputs)  # (N, K), beside a map
+        functions = t.ndim == 3 and not group.order % max(1, t.shape[2])  # (N, K, S) on the group
+        if not numbers and not functions and t.ndim not in (group.dim + 2, group.dim + 3):
+            which = "x" if len(inputs) == 1 else f"x[{i}]"
+            missing = {group.dim: "[None, None]", group.dim + 1: "[None]"}.get(t.ndim)
+            raise ValueError(
+                f"{call}: expected {which} {shape_text(group, 'K', None)} or {shape_text(group, 'K')}, got {tuple(t.shape)}"
+                + (f"; a batch axis is missing if this is one sample: {which}{missing}" if missing else "")
+            )
     if not all(torch.isfinite(t).all() for t in inputs):
         raise ValueError(f"{call}: x holds NaN or infinite values")
     inputs = tuple(inside(group, t) for t in inputs)
@@ -234,6 +237,9 @@ def explain(model: nn.Module, x: Input, group: Group) -> Explanation:
             dead = whole <= probe.tolerance and torch.equal(probe.model(*map(_nearby, inputs)), probe.output)
             if not dead:
                 break
+        if dead:  # what decides, as argmax does, answers otherwise to quite other inputs
+            others = (tuple(_elsewhere(t, seed) for t in inputs) for seed in range(1, 9))
+            dead = all(torch.equal(probe.model(*each), probe.output) for each in others)
         probe.measure(inputs, few)
         if not whole <= probe.tolerance and not probe.sees_a_fault():  # one that shows on this very x under others only
             probe.measure(inputs, sorted({*range(1, group.order)}.difference(few)))
@@ -249,11 +255,13 @@ def _compared(model: nn.Module, inputs: tuple[Tensor, ...], group: Group) -> tup
     """A probe that has run the model, the inputs in its precision, and the error of the whole network over all elements."""
     try:  # in double precision rounding and faults are worlds apart
         probe = Probe(model.double(), group, 1e-9)
-        y = probe.record(tuple(t.double() if t.is_floating_point() or t.dtype == torch.uint8 else t for t in inputs))
-    except (RuntimeError, TypeError):  # a device or a model that knows single precision only
+        wide = tuple(t.double() if t.is_floating_point() or t.dtype == torch.uint8 else t for t in inputs)
+        y = probe.record(wide)
+        inputs = wide
+    except (RuntimeError, TypeError, ValueError):  # a device or a model that knows single precision only
         probe = Probe(model.to(_dtype(inputs)), group, 1e-4)
         y = probe.record(inputs)
-    inputs = tuple(t.to(y.dtype) if t.is_floating_point() else t for t in inputs)
+    probe.tolerance = max(probe.tolerance, 10 * TOLERANCES.get(y.dtype, 0.0))  # networks may end in single precision
     whole, size = 0.0, float(y.abs().max())
     turned = [tuple(turn(group, h, t) for t in inputs) for h in range(1, group.order)]
     for h, found in enumerate(_answers(probe.model, turned), 1):
@@ -269,12 +277,20 @@ def _nearby(x: Tensor) -> Tensor:
     return x * (1 + 0.01 * torch.rand(x.shape, generator=generator)).to(x)
 
 
+def _elsewhere(x: Tensor, seed: int) -> Tensor:
+    """Other numbers than those of x, of their size and somewhere else."""
+    generator = torch.Generator().manual_seed(seed)
+    x = x.flatten()[torch.randperm(x.numel(), generator=generator).to(x.device)].view(x.shape)
+    return x * (2 * torch.rand(x.shape, generator=generator)).to(x) if x.is_floating_point() else x
+
+
 def exact_sizes(model: nn.Module, x: Input, group: Group) -> list[int]:
     """The sizes n, from 3/4 to 3/2 of that of `x`, for which the strides of all layers are exact on inputs with n on each side.
 
-    Sides of `x` that are not as long as its last one stay as they are. Only shapes are computed, on torch's meta device: of at
-    most 100 sizes, the nearest. The list is empty where no size fits, and for a model that does not run there. Strides in code
-    between layers, as in x[..., ::2] or F.max_pool2d, are not seen here, but `explain` sees what they do.
+    Where no such size goes through, sides of `x` that are not as long as its last one stay as they are; those of other inputs of
+    a tuple always do. Only shapes are computed, on torch's meta device: of at most 100 sizes, the nearest. The list is empty
+    where no size fits, and for a model that does not run there. Strides in code between layers, as in x[..., ::2] or
+    F.max_pool2d, are not seen here, but `explain` sees what they do.
 
     >>> from gcnn import p4
     >>> from gcnn.nn import GConv, LiftConv
@@ -286,10 +302,13 @@ def exact_sizes(model: nn.Module, x: Input, group: Group) -> list[int]:
     if not isinstance(model, nn.Module):
         raise TypeError(f"exact_sizes: expected an nn.Module, got {type(model).__name__}")
     inputs = _several(x)
-    tensors = all(isinstance(t, Tensor) for t in inputs) and inputs
-    if not isinstance(group, Group) or not tensors or inputs[0].ndim < group.dim + 2:
-        shape = tuple(inputs[0].shape) if tensors else type(x).__name__
-        raise TypeError(f"exact_sizes(model, x, group): expected a Group and a tensor x, (N, K, *X), got {group} and {shape}")
+    tensors = bool(inputs) and all(isinstance(t, Tensor) for t in inputs)
+    if not isinstance(group, Group) or not tensors or inputs[first_map(inputs)].ndim < group.dim + 2:
+        shapes = ", ".join(str(tuple(t.shape)) if isinstance(t, Tensor) else type(t).__name__ for t in inputs)
+        raise TypeError(
+            "exact_sizes(model, x, group): expected a Group and a tensor x, (N, K, *X), or a tuple of them, got "
+            f"{group} and {shapes or 'an empty tuple'}"
+        )
     with torch.no_grad(), _as_written():
         return _fitting(_copied(getattr(model, "_orig_mod", model)).eval(), inputs, group)
 

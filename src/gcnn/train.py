@@ -91,21 +91,23 @@ def train(
     if folder is not None and folder.is_file():
         raise FileExistsError(f"{folder} is a file; a run is written to a folder, choose another one with --out")
     rank, world, distributed = _join(config.device)
-    with _alone(folder) if folder is not None and rank == 0 else nullcontext():
-        return _train(config, folder, resume, progress, data, rank, world, distributed)
+    with _alone(folder) if folder is not None and rank == 0 else nullcontext(False) as alone:
+        return _train(config, folder, alone, resume, progress, data, rank, world, distributed)
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Holds a folder for this process, where the system has such locks; they end with the process, however that ends."""
+def _alone(folder: Path) -> Iterator[bool]:
+    """Holds a folder for this process, where the system has such locks; they end with the process, however that ends.
+
+    Gives whether it has.
+    """
     if fcntl is None:
-        yield
+        yield False
         return
     new = [path for path in (folder, *folder.parents) if not path.exists()]
-    held = _hold(folder)
+    held, locked = _hold(folder)
     try:
-        sweep(folder)
-        yield
+        yield locked
     finally:
         with suppress(OSError):  # what was made for a run that did not begin is empty
             for path in new:
@@ -115,8 +117,8 @@ def _alone(folder: Path) -> Iterator[None]:
         os.close(held)
 
 
-def _hold(folder: Path) -> int:
-    """Makes a folder, and locks it; what it returns is to be closed."""
+def _hold(folder: Path) -> tuple[int, bool]:
+    """Makes a folder, and locks it, which the second says: the first is to be closed."""
     while True:
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -131,15 +133,16 @@ def _hold(folder: Path) -> int:
             os.close(held)
             raise FileExistsError(f"{folder} is being written by another run; wait for it, or choose another --out") from None
         except OSError:  # some file systems of networks have no locks
-            return held
+            return held, False
         if folder.exists() and os.path.samestat(os.fstat(held), folder.stat()):
-            return held
+            return held, True
         os.close(held)  # it is the lock of a folder that is gone
 
 
 def _train(
     config: Config,
     folder: Path | None,
+    alone: bool,
     resume: bool,
     progress: bool,
     data: Dataset | None,
@@ -149,6 +152,8 @@ def _train(
 ) -> Run:
     if folder is not None and not resume and rank == 0:
         _check_free(folder)
+    if folder is not None and alone:
+        sweep(folder, "last.safetensors", "config.json", "metrics.csv")
     device = pick_device(config.device)
     if data is None:
         with names_the_root() if resume else nullcontext():

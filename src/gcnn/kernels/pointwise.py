@@ -38,7 +38,7 @@ from gcnn.kernels.fourier_cuda import tables
 from gcnn.kernels.fused import code, on_hopper
 from gcnn.layout import allows_tf32
 
-barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # named anew in Triton 3.7
+barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # named anew in Triton 3.7, with which it compiles too
 POINTS = CHANNELS = 64  # of a tile
 
 

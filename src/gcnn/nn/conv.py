@@ -92,7 +92,8 @@ class _Filters(GModule):
 
     def _place_tables(self) -> None:
         """Puts the index tables where the parameters are; self.weight may be computed from those (weight_norm, prune)."""
-        device = next(itertools.chain(self.parameters(), self.buffers()), self.weight).device
+        first = next(itertools.chain(self.parameters(), self.buffers()), None)
+        device = (self.weight if first is None else first).device  # a weight that is computed may draw random numbers
         if getattr(self, "tables", None) is None or self.tables[0].device != device:
             self.tables = self._tables_on(device)
 
@@ -193,7 +194,7 @@ class _Filters(GModule):
             remedy = f"a batch axis is missing if this is one sample: {'x.movedim(-1, 0)[None]' if last else 'x[None]'}"
             if self.on_plane and k != x.shape[0] and group.dim > 1 and x.shape[1] == k:
                 remedy = f"its group {group} has dimension {group.dim}, and this looks like a batch of dimension {group.dim - 1}"
-            elif self.on_plane and k == 1 != x.shape[0]:
+            elif self.on_plane and k == 1 != x.shape[0] and not last:
                 remedy = "an axis for the one channel is missing: x[:, None]"
         if x.ndim == group.dim + 2 and not (x.ndim == group.dim + len(expected) and x.shape[: len(expected)] == expected):
             if self.on_plane:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from gcnn import pooling
-from gcnn.checks import Size, check_reduce
+from gcnn.checks import Size, check_reduce, check_tensor
 from gcnn.groups import Group, Subgroup
 from gcnn.nn.module import GModule, checked_axes, naming
 from gcnn.pooling import Reduce
@@ -154,8 +154,10 @@ class GUpsample(GModule):
             pooling.check_mode(mode)
             if mode == "nearest" and align_corners is not None:
                 raise ValueError(f'align_corners (={align_corners!r}) is an option of mode="linear"; leave it out')
-            if isinstance(scale_factor, float) and scale_factor.is_integer():
-                scale_factor = int(scale_factor)  # torch's own layer takes 2.0 for 2
+            if isinstance(scale_factor, float | tuple | list):  # torch's own layer takes 2.0 for 2
+                factors = scale_factor if isinstance(scale_factor, tuple | list) else (scale_factor,)
+                whole = tuple(int(n) if isinstance(n, float) and n.is_integer() else n for n in factors)
+                scale_factor = whole[0] if isinstance(scale_factor, float) else whole
             if not group.fills_box and (mode != "linear" or scale_factor is None or align_corners is not None):
                 raise ValueError(
                     'a hexagonal lattice is enlarged by a scale_factor with mode="linear" alone: '
@@ -196,6 +198,7 @@ class CosetPool(GModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """`x`, pooled over each coset."""
+        check_tensor(self._label(), x)
         if x.ndim != 3:
             self._check_map(x, image=False, cosets=False)
         return pooling.coset_pool(self.group, x, self.subgroup, self.reduce, self._members)
