@@ -101,7 +101,7 @@ def to_onnx(
     The file takes "input", with N of them at a time, and answers with "output"; a network of several inputs, whose example is a
     tuple, gets "input_1", "input_2" and so on. `about` is written into its metadata. With `any_size` it takes images of other
     sizes than the example's too, for instance whole scenes for a U-Net, and is compared with the network on one of twice the
-    size as well.
+    size and one that is a cell longer as well.
     The error is that of onnxruntime on `example`, relative to the largest output; above `tolerance` it is an error, and no file
     is written. Needs pip install "gcnn[export]".
     """
