@@ -73,8 +73,9 @@ def transforms() -> None:
             )
         ours = fourier_cuda.weight_gradient(group, x, dy, weight, *geometry)
         torch.testing.assert_close(ours, fourier._weight_gradient(group, x, dy, weight, *geometry), rtol=0, atol=1e-11)
-        by_planar = fourier._planar_weight_gradient(group, x, dy, weight, *geometry)
-        torch.testing.assert_close(by_planar, ours, rtol=0, atol=1e-11)
+        if fourier._triton() is not None:  # older versions of Triton never come there
+            by_planar = fourier._planar_weight_gradient(group, x, dy, weight, *geometry)
+            torch.testing.assert_close(by_planar, ours, rtol=0, atol=1e-11)
         halved = fourier_cuda.correlate(group, x.float(), weight.float(), *geometry)  # float32 in two halves, and in parts
         torch.testing.assert_close(halved.double(), y, rtol=0, atol=1e-4)
         in_parts = fourier_cuda.weight_gradient(group, x.float(), dy.float(), weight.float(), *geometry)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -323,9 +324,12 @@ def _fitting(model: nn.Module, inputs: tuple[Tensor, ...], group: Group, most: i
 
 
 def _as_written() -> Any:
-    """A context in which compiled parts run as they are written; torch >= 2.6 has one."""
+    """A context in which compiled parts run as they are written."""
     stance: Any = getattr(torch.compiler, "set_stance", None)
-    return stance("force_eager") if stance else nullcontext()
+    if stance is not None:
+        return stance("force_eager")
+    dynamo: Any = sys.modules.get("torch._dynamo")  # before torch 2.6
+    return nullcontext() if dynamo is None else dynamo.config.patch(disable=True)
 
 
 def generators(group: Group) -> list[int]:

@@ -85,6 +85,9 @@ class VarianceInside(GModule):
         return var.to(x.dtype)
 
 
+_FILLS = {"sum": 0.0, "norm": 0.0, "amax": -math.inf, "logsumexp": -math.inf, "amin": math.inf}  # compilers read no class's
+
+
 class ReduceSpace(GModule):
     """A sum, maximum or the like over all of space, within its hexagonal domain if any; `channels`: over the channels too.
 
@@ -92,7 +95,7 @@ class ReduceSpace(GModule):
     """
 
     _shown = ("how", "channels", "keepdim", "options")
-    FILLS: ClassVar = {"sum": 0.0, "norm": 0.0, "amax": -math.inf, "logsumexp": -math.inf, "amin": math.inf}
+    FILLS: ClassVar = _FILLS
 
     def __init__(self, group: Group, how: str, channels: bool = False, keepdim: bool = False, **options: Any) -> None:
         super().__init__(group)
@@ -105,7 +108,7 @@ class ReduceSpace(GModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, K, ..., *X) without the axes that are taken together, or with ones in their place."""
-        inside = mask_outside(self.group, x, self.FILLS[self.how])
+        inside = mask_outside(self.group, x, _FILLS[self.how])
         found: Tensor = getattr(inside, self.how)(dim=self.over, keepdim=self.keepdim, **self.options)
         return found
 
@@ -115,7 +118,8 @@ class ChannelNorm(nn.LayerNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, K, S, *X) to the same."""
-        return super().forward(x.movedim(1, -1)).movedim(-1, 1)
+        y = super().forward(x.unsqueeze(-1).transpose(1, -1).squeeze(1))  # movedim as ONNX files of older torch know it
+        return y.unsqueeze(1).transpose(1, -1).squeeze(-1)
 
 
 class ChannelDropout(nn.Module):
