@@ -1218,3 +1218,10 @@ def test_onnx_leaves_the_example_as_it_is(tmp_path: Path) -> None:
     before = x.clone()
     assert to_onnx(InPlace(), tmp_path / "net.onnx", x) < 1e-5
     assert torch.equal(x, before)
+
+
+def test_onnx_files_of_any_size_of_networks_for_odd_sizes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("onnxruntime")
+    net = build("unet", in_channels=1, num_classes=2, odd=True).eval()
+    assert to_onnx(net, tmp_path / "odd.onnx", torch.rand(1, 1, 33, 33), any_size=True) < 1e-4
+    assert "Traceback" not in capfd.readouterr().err  # twice 33 is even, which it refuses

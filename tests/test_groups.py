@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections import Counter
 from typing import Any
@@ -242,6 +243,9 @@ def test_the_metric_is_known_up_to_the_unit_of_length() -> None:
     p6 = GROUPS["p6"]
     again = generate("p6", p6.matrices[1], metric=((4, 2), (2, 4)))
     assert again.metric == p6.metric
+    basis = np.array([[1, 0], [math.cos(math.pi / 2), math.sin(math.pi / 2)]])  # with what rounding leaves of zeros
+    assert generate("p4", ((0, -1), (1, 0)), metric=basis @ basis.T).metric == ((1, 0), (0, 1))
+    assert generate("pm", ((-1, 0), (0, 1)), metric=((13.0, 0), (0, 15.0))).metric == ((13, 0), (0, 15))
     for unit in (1e-10, 1 / 13, 0.06, 7.0):
         assert generate("p6", p6.matrices[1], metric=np.array(p6.metric) * unit).metric == p6.metric
     assert again.contains(p6)

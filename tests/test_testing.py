@@ -915,3 +915,54 @@ def test_the_image_may_be_any_of_several_inputs() -> None:
 def test_inputs_of_two_precisions_are_judged_by_the_coarser_one() -> None:
     x = torch.rand(1, 1, 9, 9)
     assert_equivariant(lambda a, b: a.float() * b.mean((2, 3), keepdim=True), p4, (x.double(), torch.rand(1, 1, 9, 9)))
+    whole = torch.randint(0, 9, (1, 1, 5, 5))
+    assert_equivariant(lambda a, b: a + b, p4, (whole, whole.clone()))
+
+
+def test_networks_that_end_in_half_precision_are_not_excused() -> None:
+    class Half(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.see = nn.Conv2d(1, 4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.see(x).relu().amax((2, 3)).bfloat16()
+
+    torch.manual_seed(0)
+    assert not explain(Half(), torch.randn(1, 1, 9, 9), p4).exact
+
+
+def test_bytes_that_do_not_fit_say_what_was_expected() -> None:
+    class Net(nn.Module):
+        def __init__(self, channels: int) -> None:
+            super().__init__()
+            self.see, self.pool = LiftConv(p4, channels, 4, 3), CosetPool(p4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.pool(self.see(x.float() / 255))
+            return y
+
+    x = torch.randint(0, 255, (1, 1, 9, 9)).to(torch.uint8)
+    assert explain(Net(1), x, p4).exact
+    with pytest.raises(ValueError, match=r"expected input \(N, 3, H, W\), got \(1, 1, 9, 9\)"):
+        explain(Net(3), x, p4)
+
+
+def test_sizes_for_two_images_of_one_place_and_functions_before_images() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = (LiftConv(p4, 1, 2, 3, stride=2) for _ in range(2))
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            z: Tensor = self.one(x) + (self.other(y) if y.ndim > 3 else y[..., None, None].mean())
+            return z
+
+    image = torch.rand(1, 1, 12, 16)
+    assert exact_sizes(Two(), (image, image), p4) == [13, 15, 17, 19, 21, 23]
+
+    class Turned(Two):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return super().forward(y, x)
+
+    assert exact_sizes(Turned(), (torch.rand(1, 2, 4), image), p4) == [13, 15, 17, 19, 21, 23]

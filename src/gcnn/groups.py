@@ -373,11 +373,13 @@ def _as_gram(who: str, metric: Any, dim: int) -> IntArray:
     gram = np.array(metric) if len(metric) else np.eye(dim, dtype=np.int64)
     if gram.shape != (dim, dim) or not np.array_equal(gram, gram.T) or np.linalg.eigvalsh(gram).min() <= 0:
         raise ValueError(f"{who}: metric must be a symmetric positive definite {dim}x{dim} matrix, got {gram.tolist()}")
-    ratios = gram if gram.dtype.kind in "iu" else gram / np.abs(gram[gram != 0]).min()  # those alone count
-    factor = next((k for k in range(1, 13) if np.allclose(ratios * k, np.rint(ratios * k), rtol=1e-9, atol=1e-9)), None)
-    if factor is None:
+    kept = np.where(np.abs(gram) < 1e-9 * np.abs(gram).max(), 0, gram)  # what rounding has left of zeros
+    multiples = (kept * k / unit for unit in (1, np.abs(kept[kept != 0]).min()) for k in range(1, 13))
+    found = (m for m in multiples if np.array_equal(np.rint(m) != 0, kept != 0) and np.allclose(m, np.rint(m), rtol=0, atol=1e-9))
+    multiple = next(found, None)
+    if multiple is None:
         raise ValueError(f"{who}: metric {gram.tolist()} has no whole multiple; only ratios count: write it in whole numbers")
-    whole = np.rint(ratios * factor).astype(np.int64)
+    whole = np.rint(multiple).astype(np.int64)
     return whole // np.gcd.reduce(whole, axis=None)  # so that it does not depend on the unit of length
 
 

@@ -56,9 +56,9 @@ def turn(group: Group, h: int, y: Tensor, stabilizer: Subgroup | None = None) ->
     return act(group, h, y, stabilizer=stabilizer)
 
 
-def first_map(inputs: Sequence[Tensor]) -> int:
-    """Which of several inputs is the first one that is more than numbers (N, K)."""
-    return next((i for i, t in enumerate(inputs) if t.ndim > 2), 0)
+def first_map(inputs: Sequence[Tensor], dim: int) -> int:
+    """Which of several inputs is the first one with places; where none has, that is more than numbers (N, K)."""
+    return next((i for least in (dim + 2, 3) for i, t in enumerate(inputs) if t.ndim >= least), 0)
 
 
 def inside(group: Group, y: Tensor) -> Tensor:
@@ -123,7 +123,7 @@ class Probe:
 
     def record(self, x: tuple[Tensor, ...]) -> Tensor:
         """Runs the model on x, all of its inputs, and keeps what every layer gets and returns."""
-        last = x[first_map(x)].shape
+        last = x[first_map(x, self.group.dim)].shape
 
         def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             inputs = [a.clone() for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
@@ -213,7 +213,7 @@ class Probe:
     def _compare(self, h: int, moved: tuple[Tensor, ...], guess: bool) -> None:
         queue = iter(self.calls)
         call: _Call
-        first = moved[first_map(moved)]
+        first = moved[first_map(moved, self.group.dim)]
         last = _Turned("map" if first.ndim == self.group.dim + 3 else "plain", first)  # the exact L_h of what went before
         failed = False
 
@@ -499,19 +499,19 @@ def strides_checked(model: nn.Module, group: Group) -> Iterator[None]:
 
 def sizes_that_fit(model: nn.Module, inputs: tuple[Tensor, ...], group: Group, most: int = 100) -> list[int]:
     """As `gcnn.testing.exact_sizes`, of a model in eval mode on the meta device; the nearest `most` of at most 100 sizes."""
-    main, found = inputs[first_map(inputs)], list[int]()
-    side = main.shape[-1]
+    main, found = inputs[first_map(inputs, group.dim)], list[int]()
+    side, space = main.shape[-1], main.shape[-group.dim :]
 
-    def sized(t: Tensor, n: int, every: bool) -> Tensor:  # sides as long as the last one of the main input, or all of its own
+    def sized(t: Tensor, n: int, every: bool) -> Tensor:  # sides as long as the last one of the main input, or all like its
         if t.ndim < group.dim + 2:
             return torch.empty_like(t, device="meta")
-        sides = [n if m == side or (every and t is main) else m for m in t.shape[-group.dim :]]
+        sides = [n if m == side or (every and t.shape[-group.dim :] == space) else m for m in t.shape[-group.dim :]]
         return torch.empty(*t.shape[: -group.dim], *sides, dtype=t.dtype, device="meta")
 
     near = sorted(range(max(1, 3 * side // 4), 3 * side // 2 + 1), key=lambda n: abs(n - side))[:100]
     with torch.no_grad(), strides_checked(model, group), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own about the meta device
-        for every in (True, False) if len(set(main.shape[-group.dim :])) > 1 else (True,):
+        for every in (True, False) if len(set(space)) > 1 else (True,):
             for n in near if not found else ():
                 with suppress(Exception):  # a size that does not go through, for whatever reason
                     model(*(sized(t, n, every) for t in inputs))

@@ -72,7 +72,7 @@ def assert_equivariant(
     group, x = _in_order(group, x)
     error, h, size = _worst("assert_equivariant", module, group, x, stabilizer, out_stabilizer)
     if tolerance is None:
-        tolerance = max(TOLERANCES.get(t.dtype, 1e-5) for t in _several(x) if t.is_floating_point() or len(_several(x)) == 1)
+        tolerance = max((TOLERANCES.get(t.dtype, 1e-5) for t in _several(x) if t.is_floating_point()), default=1e-5)
     name = type(module).__name__ if isinstance(module, nn.Module) else getattr(module, "__name__", repr(module))
     if size == 0:
         raise AssertionError(f"{name}: the output is zero everywhere, so that nothing can be compared; give another input")
@@ -136,7 +136,7 @@ def _checked_inputs(call: str, group: Group, x: Input, stabilizer: Subgroup | No
         found = f"a tuple with {', '.join(others) or 'nothing'}" if isinstance(x, tuple) else type(x).__name__
         raise TypeError(f"{call}: expected a Group and a tensor x, or a tuple of them, got {type(group).__name__} and {found}")
     for i, t in enumerate(inputs):
-        numbers = t.ndim < 3 and len(inputs) > 1 and i != first_map(inputs)  # (N, K), beside a map
+        numbers = t.ndim < 3 and len(inputs) > 1 and i != first_map(inputs, group.dim)  # (N, K), beside a map
         functions = t.ndim == 3 and not group.order % max(1, t.shape[2])  # (N, K, S) on the group
         if not numbers and not functions and t.ndim not in (group.dim + 2, group.dim + 3):
             which = "x" if len(inputs) == 1 else f"x[{i}]"
@@ -260,9 +260,11 @@ def _compared(model: nn.Module, inputs: tuple[Tensor, ...], group: Group) -> tup
         y = probe.record(wide)
         inputs = wide
     except (RuntimeError, TypeError, ValueError):  # a device or a model that knows single precision only
-        probe = Probe(model.to(_dtype(inputs)), group, 1e-4)
+        kind = _dtype(inputs)
+        probe = Probe(model.to(kind if kind.is_floating_point else torch.float32), group, 1e-4)
         y = probe.record(inputs)
-    probe.tolerance = max(probe.tolerance, 10 * TOLERANCES.get(y.dtype, 0.0))  # networks may end in single precision
+    if y.is_floating_point():  # networks may end in a lower precision
+        probe.tolerance = max(probe.tolerance, 2 * torch.finfo(y.dtype).eps)
     whole, size = 0.0, float(y.abs().max())
     turned = [tuple(turn(group, h, t) for t in inputs) for h in range(1, group.order)]
     for h, found in enumerate(_answers(probe.model, turned), 1):
@@ -289,9 +291,9 @@ def exact_sizes(model: nn.Module, x: Input, group: Group) -> list[int]:
     """The sizes n, from 3/4 to 3/2 of that of `x`, for which the strides of all layers are exact on inputs with n on each side.
 
     Where no such size goes through, sides of `x` that are not as long as its last one stay as they are; those of other inputs of
-    a tuple always do. Only shapes are computed, on torch's meta device: of at most 100 sizes, the nearest. The list is empty
-    where no size fits, and for a model that does not run there. Strides in code between layers, as in x[..., ::2] or
-    F.max_pool2d, are not seen here, but `explain` sees what they do.
+    a tuple do so always, unless they are of the size of the first. Only shapes are computed, on torch's meta device: of at most
+    100 sizes, the nearest. The list is empty where no size fits, and for a model that does not run there. Strides in code
+    between layers, as in x[..., ::2] or F.max_pool2d, are not seen here, but `explain` sees what they do.
 
     >>> from gcnn import p4
     >>> from gcnn.nn import GConv, LiftConv
@@ -304,7 +306,7 @@ def exact_sizes(model: nn.Module, x: Input, group: Group) -> list[int]:
         raise TypeError(f"exact_sizes: expected an nn.Module, got {type(model).__name__}")
     inputs = _several(x)
     tensors = bool(inputs) and all(isinstance(t, Tensor) for t in inputs)
-    if not isinstance(group, Group) or not tensors or inputs[first_map(inputs)].ndim < group.dim + 2:
+    if not isinstance(group, Group) or not tensors or inputs[first_map(inputs, group.dim)].ndim < group.dim + 2:
         shapes = ", ".join(str(tuple(t.shape)) if isinstance(t, Tensor) else type(t).__name__ for t in inputs)
         raise TypeError(
             "exact_sizes(model, x, group): expected a Group and a tensor x, (N, K, *X), or a tuple of them, got "

@@ -180,7 +180,7 @@ def load_into(model: nn.Module, path: str | Path, skip: Sequence[str] = ()) -> n
     asked = (skip,) if isinstance(skip, str) else tuple(skip)
     for module in asked:
         inside = {name for name in names if f"{name}.".startswith(f"{module}.")}
-        if not inside and module not in dict(model.named_modules()):  # some have no numbers
+        if not inside and (not module or module not in dict(model.named_modules())):  # some have no numbers
             raise ValueError("load_into: " + unknown("skip", module, dict.fromkeys(name.split(".")[0] for name in expected)))
         skipped |= inside
     if other := sorted(name for name in names - skipped if expected.get(name) != found.get(name)):
@@ -198,8 +198,8 @@ def load_into(model: nn.Module, path: str | Path, skip: Sequence[str] = ()) -> n
         if theirs.get(layer, ours[layer]) != ours[layer] and not any(f"{layer}.".startswith(f"{module}.") for module in asked):
             raise ValueError(
                 f"{path} holds weights of a network whose {layer} has the subgroup {tuple(theirs[layer])}, here it is "
-                f"{tuple(ours[layer])}; make the network with the same, or take other weights; "
-                f"load_into(model, path, skip={(*asked, layer)}) takes it for another layer"
+                f"{tuple(ours[layer])}; make the network with the same, or take other weights"
+                + (f"; load_into(model, path, skip={(*asked, layer)}) takes it for another layer" if layer else "")
             )
     model.load_state_dict({name: t for name, t in tensors.items() if name not in skipped}, strict=False)  # looked at above
     return model
