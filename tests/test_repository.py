@@ -132,7 +132,7 @@ def test_imports_go_one_way() -> None:
         "probe",
         "testing",
     ]
-    order += ["plot", "tracing", "newgraph", "planes", "export", "rebuild", "convert", "models", "formats", "data"]
+    order += ["plot", "tracing", "newgraph", "planes", "onnxfile", "export", "rebuild", "convert", "models", "formats", "data"]
     order += ["config", "steps", "runs", "train", "recipes", "report", "demo", "explore", "cli", "__main__"]
     for path in (ROOT / "src/gcnn").rglob("*.py"):
         name = path.relative_to(ROOT / "src/gcnn").parts[0].removesuffix(".py")

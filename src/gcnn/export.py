@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import copy
 import io
-import logging
 import operator
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -24,6 +22,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from gcnn import lattice
 from gcnn.files import write_file
+from gcnn.onnxfile import in_the_plane, onnx_model, others, sides_of
 from gcnn.planes import Planar, is_layer
 from gcnn.tracing import TRACING, InPlaceProxy, Tracer, leaves, reached
 
@@ -100,8 +99,8 @@ def to_onnx(
 
     The file takes "input", with N of them at a time, and answers with "output"; a network of several inputs, whose example is a
     tuple, gets "input_1", "input_2" and so on. `about` is written into its metadata. With `any_size` it takes images of other
-    sizes than the example's too, for instance whole scenes for a U-Net, and is compared with the network on one of twice the
-    size and one that is a cell longer as well.
+    sizes than the example's too, for instance whole scenes for a U-Net, and is compared with the network on some of those as
+    well: of twice the size, of a cell less than that, and a cell longer, of which the network must take one.
     The error is that of onnxruntime on `example`, relative to the largest output; above `tolerance` it is an error, and no file
     is written. Needs pip install "gcnn[export]".
     """
@@ -141,9 +140,9 @@ def to_onnx(
     for parent in list(plain.modules()) if any_size else ():
         for name, part in parent.named_children():
             if type(part) is nn.MaxPool1d and not part.return_indices:  # in which torch.export fixes the length
-                setattr(parent, name, _in_the_plane(part))
+                setattr(parent, name, in_the_plane(part))
     two = [t if len(t) > 1 else t.repeat(2, *(1,) * (t.ndim - 1)) for t in here]  # one alone would be fixed
-    file = _named(_onnx(plain, tuple(two), any_size))
+    file = onnx_model(plain, tuple(two), any_size)
     for key, value in (about or {}).items():
         file.metadata_props.add(key=key, value=value)
     content = file.SerializeToString()
@@ -171,128 +170,25 @@ def to_onnx(
     for several in ([t[:1] for t in here], [torch.cat([t, t[:1]]) for t in here]):  # a file cannot branch on how many there are
         error = max(error, off(several, answer(several)))
     if any_size:
-        seen = zip(file.graph.input, here, strict=True)
-        sides = [value.type.tensor_type.shape.dim[axis] for value, t in seen for axis in _sides(t, here)]
-        if not all(axis.dim_param for axis in sides):
+        seen = zip(file.graph.input, sides_of(here), strict=True)
+        if not all(value.type.tensor_type.shape.dim[axis].dim_param for value, sides in seen for axis in sides):
             raise ValueError("to_onnx: any_size needs a network for images of every size, and torch finds one size in it alone")
-        refusals: list[Exception] = []
-        for larger in (_doubled, _almost_doubled, _longer):  # sides that are odd may go another way than even ones
-            images = [larger(t, _sides(t, here)) for t in here]
+        refusals = []
+        for images in others([*zip(here, sides_of(here), strict=True)]):
             try:
                 with redirect_stderr(io.StringIO()):  # where torch.fx prints what fails
                     expected = answer(images)
             except Exception as refused:  # inputs that must fit each other, or strides
                 refusals.append(refused)
-                if len(refusals) < 3:
-                    continue
-                words = "any_size compares images of twice the size, on which the network fails"
-                raise ValueError(f"to_onnx: {words}: {refusals[0]}") from refusals[0]
+                continue
             error = max(error, off(images, expected))
+        if len(refusals) == 3:
+            words = "any_size compares images of twice the size, on which the network fails"
+            raise ValueError(f"to_onnx: {words}: {refusals[0]}") from refusals[0]
     if not error <= tolerance:
         raise ValueError(f"to_onnx: the file's answers are off by {error:.1e}, more than {tolerance:.1e}; nothing was written")
     write_file(path, content)
     return error
-
-
-def _in_the_plane(pool: Any) -> nn.Module:
-    """A pool over a line, as one over a plane of one row."""
-    size, stride, padding, dilation = (
-        value[0] if isinstance(value, tuple) else value for value in (pool.kernel_size, pool.stride, pool.padding, pool.dilation)
-    )
-    made = nn.MaxPool2d((1, size), (1, stride), (0, padding), (1, dilation), ceil_mode=pool.ceil_mode)
-    return nn.Sequential(nn.Unflatten(2, (1, -1)), made, nn.Flatten(2))
-
-
-def _sides(x: Tensor, inputs: Sequence[Tensor]) -> range:
-    """The axes of an input that are sides of images: of those with as many axes as the largest input has."""
-    most = max(t.ndim for t in inputs)
-    return range(2, most) if x.ndim == most and max(x.shape[2:], default=1) > 1 else range(0)
-
-
-def _doubled(image: Tensor, sides: range) -> Tensor:
-    """An image of twice the size: itself, and beside it its mirror images."""
-    for axis in sides:
-        image = torch.cat([image, image.flip(axis)], axis)
-    return image
-
-
-def _almost_doubled(image: Tensor, sides: range) -> Tensor:
-    """The same but for one cell: an odd size becomes an odd one."""
-    image = _doubled(image, sides)
-    for axis in sides:
-        image = image.narrow(axis, 0, image.shape[axis] - 1)
-    return image
-
-
-def _longer(image: Tensor, sides: range) -> Tensor:
-    """An image that is one cell longer on every side."""
-    for axis in sides:
-        image = torch.cat([image, image.narrow(axis, 0, 1)], axis)
-    return image
-
-
-def _onnx(plain: nn.Module, example: tuple[Tensor, ...], any_size: bool) -> Any:
-    """The ONNX model of a plain network."""
-    kept = ", ".join(sorted({type(m).__name__ for m in plain.modules() if not type(m).__module__.startswith("torch.")}))
-    inputs = ["input"] if len(example) == 1 else [f"input_{i}" for i in range(1, len(example) + 1)]
-    names: Any = {"input_names": inputs, "output_names": ["output"]}
-    version, export = cast(Any, torch.__version__), cast(Any, torch.onnx.export)
-    # they tell us that torchvision is not there, and of numbers that are not known
-    with warnings.catch_warnings(), _quiet("torch.onnx"), _quiet("torch.fx.experimental.symbolic_shapes"):
-        warnings.simplefilter("ignore")
-        if version < (2, 7):  # whose exporter by torch.export stumbles over norms
-            if kept or any_size:  # torch.jit.trace would keep the way and the sizes of the example, and say nothing
-                why = f"torch.fx cannot trace {kept}" if kept else "any_size is known to torch.export alone"
-                raise ValueError(f"to_onnx: {why}; use torch 2.7 or later")
-
-            import onnx
-
-            file, axes = io.BytesIO(), {name: {0: "N"} for name in (*inputs, "output")}
-            export(plain, example, file, opset_version=18, dynamic_axes=axes, **names)
-            return onnx.load_from_string(file.getvalue())
-        batch: Any = ({0: torch.export.Dim("N")},) * len(example)
-        if any_size:
-            if kept or _asserts(plain):  # a file would go the example's way
-                raise ValueError("to_onnx: any_size needs a network that does the same for images of every size")
-            auto: Any = torch.export.Dim.AUTO
-            batch = tuple(dict.fromkeys((0, *_sides(t, example)), auto) for t in example)
-        try:
-            with redirect_stderr(io.StringIO()):  # where it prints what it has so far
-                program = torch.export.export(plain, example, dynamic_shapes=batch)
-        except Exception as error:  # torch's own, of many kinds
-            who = kept or ("the network" if _asserts(plain) else "")
-            if not who:
-                raise
-            why = str(error).partition("\n")[0]
-            raise ValueError(
-                f"to_onnx: {who} branches on numbers, or on how many images there are, which a file cannot ({why}); write the "
-                "branches with torch.where, or the parts between them as files of their own"
-            ) from error
-        written = export(program, dynamo=True, verbose=False, external_data=False, **names)
-    assert written is not None
-    return written.model_proto
-
-
-def _asserts(plain: nn.Module) -> bool:
-    """Whether a plain network refuses some sizes, which go another way than the example."""
-    parts = (part for part in plain.modules() if isinstance(part, fx.GraphModule))
-    return any(node.target is torch._assert for part in parts for node in part.graph.nodes)
-
-
-def _named(file: Any) -> Any:
-    """The ONNX model with other names for those axes of its inputs that have any size, which torch calls s77 or so."""
-    theirs: dict[str, str] = {}
-    for i, value in enumerate(file.graph.input):
-        axes = value.type.tensor_type.shape.dim
-        names = ("N", "C", *("X", "HW", "DHW")[len(axes) - 3]) if 3 <= len(axes) <= 5 else ("N",)
-        for axis, name in zip(axes, names, strict=False):
-            if axis.dim_param:  # an axis that need not be as long as that of the first input has a name of its own
-                theirs.setdefault(axis.dim_param, name if name not in theirs.values() else f"{name}_{i + 1}")
-    for value in (*file.graph.input, *file.graph.output, *file.graph.value_info):
-        for size in value.type.tensor_type.shape.dim:
-            if size.dim_param in theirs:
-                size.dim_param = theirs[size.dim_param]
-    return file
 
 
 @contextmanager
@@ -305,18 +201,6 @@ def in_eval(model: nn.Module) -> Iterator[None]:
     finally:
         for m, mode in modes.items():
             m.training = mode
-
-
-@contextmanager
-def _quiet(name: str) -> Iterator[None]:
-    """Without the warnings of a logger."""
-    logger = logging.getLogger(name)
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 def _folded(model: fx.GraphModule) -> fx.GraphModule:

@@ -36,6 +36,7 @@ from gcnn.nn import (
     Restrict,
 )
 from gcnn.nn.each import (
+    FILLS,
     AtOnePlace,
     ChannelDropout,
     EachElement,
@@ -444,7 +445,7 @@ class Planar(NewGraph):
         return Value(var.type_as(x), rank=rank)
 
     def _reduce(self, name: str, module: ReduceSpace, v: Value) -> Value:
-        x = self._map(v._replace(x=self._fill(v, module.group, module.FILLS[module.how]), lattice=None))
+        x = self._map(v._replace(x=self._fill(v, module.group, FILLS[module.how]), lattice=None))
         rank = None if v.rank is None else v.rank if module.keepdim else v.rank - len(module.over)
         return Value(getattr(x, module.how)(dim=module.over, keepdim=module.keepdim, **module.options), rank=rank)
 

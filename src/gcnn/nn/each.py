@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -85,7 +85,7 @@ class VarianceInside(GModule):
         return var.to(x.dtype)
 
 
-_FILLS = {"sum": 0.0, "norm": 0.0, "amax": -math.inf, "logsumexp": -math.inf, "amin": math.inf}  # compilers read no class's
+FILLS = {"sum": 0.0, "norm": 0.0, "amax": -math.inf, "logsumexp": -math.inf, "amin": math.inf}  # compilers read no class's
 
 
 class ReduceSpace(GModule):
@@ -95,7 +95,6 @@ class ReduceSpace(GModule):
     """
 
     _shown = ("how", "channels", "keepdim", "options")
-    FILLS: ClassVar = _FILLS
 
     def __init__(self, group: Group, how: str, channels: bool = False, keepdim: bool = False, **options: Any) -> None:
         super().__init__(group)
@@ -108,7 +107,7 @@ class ReduceSpace(GModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, K, ..., *X) without the axes that are taken together, or with ones in their place."""
-        inside = mask_outside(self.group, x, _FILLS[self.how])
+        inside = mask_outside(self.group, x, FILLS[self.how])
         found: Tensor = getattr(inside, self.how)(dim=self.over, keepdim=self.keepdim, **self.options)
         return found
 
