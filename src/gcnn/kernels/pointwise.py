@@ -62,8 +62,8 @@ def seconds(group: Group, dtype: torch.dtype, k_in: int, k_out: int, points: int
     filters = rows * columns * CHANNELS * len(found[0].first) * k_in * 2
     once = maps * (k_in + k_out) / 4e12
     if is_kept(group, k_in):  # the next points wait for the room of these
-        return once + filters / 5e12 + 1e-5
-    return max((maps * k_in * columns + filters) / 5e12, once) + 1e-5
+        return once + filters / 1e13 + 6e-6
+    return max((maps * k_in * columns + filters) / 6e12, once) + 1e-5
 
 
 def filter_seconds(group: Group, dtype: torch.dtype, k_in: int, k_out: int, points: int) -> float:
@@ -78,11 +78,11 @@ def is_kept(group: Group, k_in: int) -> bool:
     return group.order * k_in <= 1024
 
 
-def slots(scaled: bool, kept: bool, chunks: int) -> tuple[int, int, int, int]:
-    """Steps of maps, of coefficients and of filters, and tiles of the result, that there is room for in shared memory."""
+def slots(scaled: bool, kept: bool, chunks: int) -> tuple[int, int, int]:
+    """How many steps of maps, of coefficients and of filters there is room for in shared memory."""
     if kept:
-        return (3, chunks, 3, 0 if scaled else 1)
-    return (2, 4, 5, 0) if scaled else (2, 2, 2, 4)
+        return (3, chunks, 3) if scaled else (4, chunks, 4)
+    return (3, 4, 4) if scaled else (2, 2, 3)
 
 
 LEAST = gl.constexpr(12 << 23)  # the least power of two that numbers are compared with, 2^-115, as the bits of its exponent
@@ -100,20 +100,20 @@ def correlate(group: Group, planes: Tensor, weight: Tensor, *geometry: tuple[int
     result, out = empty_planes(planes, planes.shape[2:], group.order, k_out)
     x = rows_of(planes, group.order)
     scaled = x.dtype == torch.float32
-    entries, columns = len(constants.first), triton.cdiv(k_out, CHANNELS)
+    columns = triton.cdiv(k_out, CHANNELS)
     kept = is_kept(group, k_in)
     block_k = 16 if kept else 64 // x.element_size()
-    filters, largest = transform_filters(group, weight, found[1], adjoint, torch.float16 if scaled else x.dtype)
+    single, paired, largest = transform_filters(group, weight, adjoint, torch.float16 if scaled else x.dtype)
+    singles = len(single)
     rows = triton.cdiv(len(x), POINTS)
     tiles, apart, passes = (rows, 1, columns) if kept else (rows * columns, columns, 1)
     _correlate[(min(tiles, _processors(x.get_device())),)](
         described(x.movedim(1, 0), (group.order, POINTS // (2 if kept else 1), block_k)),
-        described(filters, (entries & -entries, block_k, CHANNELS // 2)),
-        described(out.movedim(1, 0), (1, POINTS, CHANNELS // 2)), out, largest,
+        described(single, (singles, block_k, CHANNELS)),
+        described(paired, (2, block_k, 2 * CHANNELS)), out, largest,
         tiles, apart, passes, k_in // block_k, len(x), k_out,
-        constants.steps, constants.coefficients, constants.back, constants.elements, constants.degree, constants.times,
-        constants.source, constants.target, group.order, entries, *slots(scaled, kept, k_in // block_k),
-        num_warps=4, maxnreg=128,
+        constants.steps, constants.coefficients, constants.back, constants.elements, group.order, singles, constants.times[-1],
+        *slots(scaled, kept, k_in // block_k), POINTS, num_warps=8, maxnreg=128, launch_pdl=True,
     )  # fmt: skip
     return result
 
@@ -164,35 +164,43 @@ def _processors(device: int) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def transform_filters(
-    group: Group, weight: Tensor, entries: tuple[float, ...], adjoint: bool, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """(K_out, K_in, S) to (entries, K_in, K_out), and the largest number of each channel of the result, that scales float16."""
-    weight = weight.contiguous()
+def transform_filters(group: Group, weight: Tensor, adjoint: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """(K_out, K_in, S) to the entries of representations of one dimension, and of two: (entries, K_in, .) and (rows, K_in, .).
+
+    The channels of the result stand in an order, 32 by 32, that gives a thread of the product 16 bytes of them side by side; the
+    entries of a row of two take turns after every 32. The last are the largest numbers of each channel, that scale float16.
+    """
+    weight, known = weight.contiguous(), code(group)
+    assert known is not None
+    degree, entries = known[0].degree, known[1]
     found, (k_out, k_in, stored) = tables(group, (1,) * group.dim, weight.device), weight.shape
     o_step, i_step = (stored, k_in * stored) if adjoint else (k_in * stored, stored)
     k_out, k_in = (k_in, k_out) if adjoint else (k_out, k_in)
-    scaled, number = dtype == torch.float16, len(entries) // group.order
+    scaled, singles = dtype == torch.float16, degree.count(1)
     largest = weight.new_empty(k_out, dtype=torch.float32)
-    filters = weight.new_empty(number, k_in, k_out, dtype=dtype)
+    single = weight.new_empty(singles, k_in, triton.cdiv(k_out, 32) * 32, dtype=dtype)
+    paired = weight.new_empty(max(2, (len(degree) - singles) // 2), k_in, triton.cdiv(k_out, 32) * 64, dtype=dtype)
     block = 4 if scaled else 32  # the largest number of a channel is sought by the program that has all of it
-    _filters[(1 if scaled else triton.cdiv(k_in, 32), triton.cdiv(k_out, block))](
-        weight, found.adjoint_orbit if adjoint else found.orbit, largest, filters, k_out, k_in, o_step, i_step,
-        entries, group.order, number, scaled, min(256, triton.next_power_of_2(k_in)) if scaled else 32, block,
-        num_warps=8 if scaled else 4,
+    _filters[(1 if scaled else triton.cdiv(k_in, 32), triton.cdiv(k_out, 32) * 32 // block)](
+        weight, found.adjoint_orbit if adjoint else found.orbit, largest, single, paired, k_out, k_in, o_step, i_step,
+        entries, group.order, len(degree), singles, scaled, 4 if scaled else 8,
+        min(256, triton.next_power_of_2(k_in)) if scaled else 32, block, num_warps=8 if scaled else 4,
     )  # fmt: skip
-    return filters, largest
+    return single, paired, largest
 
 
 @triton.jit
 def _filters(
-    weight, orbit, largest, out, k_out, k_in, o_step, i_step,
-    MATRIX: tl.constexpr, S: tl.constexpr, ENTRIES: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr,
-    BLOCK_O: tl.constexpr,
+    weight, orbit, largest, single, paired, k_out, k_in, o_step, i_step,
+    MATRIX: tl.constexpr, S: tl.constexpr, ENTRIES: tl.constexpr, SINGLES: tl.constexpr, SCALED: tl.constexpr,
+    EACH: tl.constexpr, BLOCK: tl.constexpr, BLOCK_O: tl.constexpr,
 ):  # fmt: skip
+    tl.extra.cuda.gdc_launch_dependents()  # the kernel that follows may begin: it waits for the filters where it needs them
     first = tl.program_id(0) * BLOCK
     i = first + tl.arange(0, BLOCK)[:, None]
-    o = tl.program_id(1) * BLOCK_O + tl.arange(0, BLOCK_O)[None, :]
+    place = tl.program_id(1) * BLOCK_O + tl.arange(0, BLOCK_O)[None, :]
+    o = place // 32 * 32 + place % 8 // 2 * EACH + place % 32 // 8 // (EACH // 2) * (4 * EACH)
+    o += place % 32 // 8 % (EACH // 2) * 2 + place % 2  # which channel stands there
     stop = first + BLOCK
     scale = 1.0
     if SCALED:
@@ -217,7 +225,12 @@ def _filters(
             for b in tl.static_range(S):
                 if MATRIX[e * S + b] != 0.0:
                     total += values[b] * MATRIX[e * S + b]
-            tl.store(out + (e * k_in + k + i).to(tl.int64) * k_out + o, total.to(out.dtype.element_ty), mask=inside)
+            if e < SINGLES:
+                to = single + (e * k_in + k + i).to(tl.int64) * (tl.cdiv(k_out, 32) * 32) + place
+            else:
+                row = ((e - SINGLES) // 2 * k_in + k + i).to(tl.int64) * (tl.cdiv(k_out, 32) * 64)
+                to = paired + row + place // 32 * 64 + (e - SINGLES) % 2 * 32 + place % 32
+            tl.store(to, total.to(single.dtype.element_ty), mask=k + i < k_in)  # of channels past the last too: zeros
 
 
 @triton.jit
@@ -237,6 +250,12 @@ def _filter_gradient(
                 total += values[e] * MATRIX[e * S + b]
         at = (o.to(tl.int64) * k_in + i) * S + tl.load(orbit + b)
         tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
+
+
+@gluon.jit
+def _wait_for_filters():
+    """Waits for the end of the kernel before this one."""
+    gl.inline_asm_elementwise("griddepcontrol.wait; // dummy $0", "=r", [], gl.int32, False, 1)
 
 
 @gluon.jit
@@ -264,31 +283,33 @@ def _fetch_maps(x, maps, ready, free, tiles, apart, chunks, PARTS: gl.constexpr)
 
 
 @gluon.jit
-def _fetch_filters(w, filters, ready, free, tiles, apart, passes, chunks, WHICH: gl.constexpr):
-    """A warp that does so for the filters of one of the two groups of warps that multiply."""
+def _fetch_filters(w, pairs, filters, paired, ready, free, tiles, apart, passes, chunks, BLOCKS: gl.constexpr):
+    """A warp that does so for the filters."""
     slots: gl.constexpr = ready.shape[0]
-    boxes: gl.constexpr = filters.shape[0] // slots
+    _wait_for_filters()
     step = 0
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
         for which in range(passes):
             for chunk in range(chunks):
-                slot = step % slots
+                slot, column = step % slots, tile % apart + which
                 mbarrier.wait(free.index(slot), (step // slots & 1) ^ 1)
-                mbarrier.expect(ready.index(slot), boxes * w.block_type.nbytes)
-                for i in gl.static_range(boxes):
-                    column = ((tile % apart + which) * 2 + WHICH) * w.block_shape[2]
-                    at = [i * w.block_shape[0], chunk * w.block_shape[1], column]
-                    tma.async_copy_global_to_shared(w, at, ready.index(slot), filters.index(slot * boxes + i))
+                mbarrier.expect(ready.index(slot), w.block_type.nbytes + BLOCKS * pairs.block_type.nbytes)
+                at = [0, chunk * w.block_shape[1], column * w.block_shape[2]]
+                tma.async_copy_global_to_shared(w, at, ready.index(slot), filters.index(slot))
+                for i in gl.static_range(BLOCKS):
+                    at = [2 * i, chunk * w.block_shape[1], column * pairs.block_shape[2]]
+                    tma.async_copy_global_to_shared(pairs, at, ready.index(slot), paired.index(slot * BLOCKS + i))
                 step += 1
 
 
 @gluon.jit
-def _transform(maps, hats, powers, ready, free, hats_ready, hats_free, tiles, chunks,
+def _transform(maps, hats, powers, ready, free, hats_ready, hats_free, tiles, chunks, SINGLES: gl.constexpr,
                STEPS: gl.constexpr, COEFFICIENTS: gl.constexpr):  # fmt: skip
     """Four warps that transform what the first one brings."""
     slots: gl.constexpr = maps.shape[0]
-    others: gl.constexpr = powers.shape[0]
+    S: gl.constexpr = maps.shape[1]
     rows: gl.constexpr = maps.shape[2]
+    others: gl.constexpr = powers.shape[0]
     parts: gl.constexpr = powers.shape[1] // rows
     each: gl.constexpr = gl.BlockedLayout([1, maps.shape[3] // 4], [8, 4], [4, 1], [1, 0])
     step = 0
@@ -298,34 +319,39 @@ def _transform(maps, hats, powers, ready, free, hats_ready, hats_free, tiles, ch
             so_far = so_far + (gl.full([rows], LEAST, gl.int32, gl.SliceLayout(1, each)),)
         for _chunk in range(chunks):
             other = step % others
-            now = ()
+            loaded = ()
             for part in gl.static_range(parts):
                 slot, turn = (parts * step + part) % slots, (parts * step + part) // slots
                 mbarrier.wait(ready.index(slot), turn & 1)
-                if part == 0:
-                    mbarrier.wait(hats_free.index(other), (step // others & 1) ^ 1)
-                power = _coefficients(maps.index(slot), hats, other, so_far[part], part * rows, each, STEPS, COEFFICIENTS)
+                here = maps.index(slot).reshape([S * rows, maps.shape[3]])
+                for a in gl.static_range(S):
+                    loaded = loaded + (here.slice(a * rows, rows, 0).load(each),)
+                fence_async_shared()  # all is read, and may be written over
+                mbarrier.arrive(free.index(slot), count=1)
+            mbarrier.wait(hats_free.index(other), (step // others & 1) ^ 1)
+            now = ()
+            for part in gl.static_range(parts):
+                numbers = ()
+                for a in gl.static_range(S):
+                    numbers = numbers + (loaded[part * S + a],)
+                power = _coefficients(numbers, hats, other, so_far[part], part * rows, SINGLES, STEPS, COEFFICIENTS)
                 if maps.dtype == gl.float32:
                     powers.index(other).slice(part * rows, rows, 0).store(power)
                 now = now + (power,)
-                fence_async_shared()
-                mbarrier.arrive(free.index(slot), count=1)
             so_far = now
+            fence_async_shared()
             mbarrier.arrive(hats_ready.index(other), count=1)
             step += 1
 
 
 @gluon.jit
-def _coefficients(seen, hats, slot, power, ROW: gl.constexpr, EACH: gl.constexpr, STEPS: gl.constexpr,
+def _coefficients(numbers, hats, slot, power, ROW: gl.constexpr, SINGLES: gl.constexpr, STEPS: gl.constexpr,
                   COEFFICIENTS: gl.constexpr):  # fmt: skip
     """Writes the coefficients of some points, scaled if they are float32; returns the power of two of each point."""
-    S: gl.constexpr = seen.shape[0]
-    ROWS: gl.constexpr = seen.shape[1]
-    SCALED: gl.constexpr = seen.dtype == gl.float32
-    here = seen.reshape([S * ROWS, seen.shape[2]])
-    numbers = ()
-    for a in gl.static_range(S):
-        numbers = numbers + (here.slice(a * ROWS, ROWS, 0).load(EACH),)
+    S: gl.constexpr = len(numbers)
+    ROWS: gl.constexpr = numbers[0].shape[0]
+    COLS: gl.constexpr = numbers[0].shape[1]
+    SCALED: gl.constexpr = numbers[0].dtype == gl.float32
     if SCALED:
         most = gl.abs(numbers[0])
         for a in gl.static_range(1, S):
@@ -339,39 +365,48 @@ def _coefficients(seen, hats, slot, power, ROW: gl.constexpr, EACH: gl.constexpr
         numbers = scaled
     for i in gl.static_range(len(STEPS) // 3):
         numbers = numbers + (_sum(numbers[STEPS[i * 3]], numbers[STEPS[i * 3 + 1]], STEPS[i * 3 + 2], not SCALED),)
-    for c in gl.static_range(S):
-        hats[c].index(slot).slice(ROW, ROWS, 0).store(numbers[COEFFICIENTS[c]].to(hats[c].dtype))
+    for c in gl.static_range(len(hats)):
+        if c < SINGLES:
+            found = numbers[COEFFICIENTS[c]]
+        else:
+            found = gl.join(numbers[COEFFICIENTS[2 * c - SINGLES]], numbers[COEFFICIENTS[2 * c - SINGLES + 1]])
+            found = found.permute((0, 2, 1)).reshape([ROWS, 2 * COLS])
+        hats[c].index(slot).slice(ROW, ROWS, 0).store(found.to(hats[c].dtype))
     return power
 
 
 @gluon.jit
 def _multiply(
-    out, to, written, hats, powers, filters, hats_ready, hats_free, ready, free, begun, largest, tiles, apart, passes, chunks,
-    points, k_out, WHICH: gl.constexpr, BACK: gl.constexpr, ELEMENTS: gl.constexpr, DEGREE: gl.constexpr, TIMES: gl.constexpr,
-    SOURCE: gl.constexpr, TARGET: gl.constexpr, ENTRIES: gl.constexpr, WRITTEN: gl.constexpr,
+    out, hats, powers, filters, paired, hats_ready, hats_free, ready, free, largest, tiles, apart, passes, chunks, points, k_out,
+    BACK: gl.constexpr, ELEMENTS: gl.constexpr, S: gl.constexpr, TIMES: gl.constexpr,
 ):  # fmt: skip
-    """Four warps, and four more for the other half of the channels: products, the transform back, tiles of the result.
-
-    They take turns: one begins when the other is halfway, so that one writes its tile while the other multiplies.
-    """
-    S: gl.constexpr = len(hats)
-    SCALED: gl.constexpr = out.dtype == gl.float32
+    """Eight warps: products, the transform back, the result. The second four have the other half of the channels."""
+    SCALED: gl.constexpr = out.dtype.element_ty == gl.float32
     BLOCK_M: gl.constexpr = hats[0].shape[1]
     BLOCK_K: gl.constexpr = hats[0].shape[2]
     BLOCK_N: gl.constexpr = filters.shape[3]
-    box: gl.constexpr = filters.shape[1]
+    SINGLES: gl.constexpr = filters.shape[1]
+    PAIRS: gl.constexpr = len(hats) - SINGLES
     slots: gl.constexpr = powers.shape[0]
     others: gl.constexpr = ready.shape[0]
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, BLOCK_N // 2, 16])
+    wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, BLOCK_N, 16])
     rows: gl.constexpr = gl.SliceLayout(1, layout)
+    EACH: gl.constexpr = 4 if SCALED else 8
+    side_by_side: gl.constexpr = gl.DistributedLinearLayout(
+        [[0, 1], [0, 2], [0, 16 if SCALED else 4], [8, 0]], [[0, EACH], [0, 2 * EACH], [1, 0], [2, 0], [4, 0]],
+        [[16, 0], [32, 0], [0, 32]], [], [BLOCK_M, BLOCK_N])  # fmt: skip
     whole: gl.constexpr = gl.BlockedLayout([BLOCK_M // 32], [32], [gl.num_warps()], [0])  # all rows in each warp
     before, step = 0, 0  # steps of maps, steps of filters
-    if WHICH == 1:
-        mbarrier.wait(begun, 0)
+    _wait_for_filters()
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
         for which in range(passes):
             last = which == passes - 1
-            sums = _zeros(S, BLOCK_M, BLOCK_N, layout)
+            row, o = tile // apart * BLOCK_M, (tile % apart + which) * BLOCK_N
+            channel = o + gl.arange(0, BLOCK_N, gl.SliceLayout(0, side_by_side))
+            if SCALED:  # read now, for it takes a while
+                of_channel = gl.load(largest + channel, channel < k_out, 0.0)
+            sums = _zeros(SINGLES, BLOCK_M, BLOCK_N, layout) + _zeros(PAIRS, BLOCK_M, 2 * BLOCK_N, wide)
             power = gl.full([BLOCK_M], LEAST, gl.int32, rows)
             in_warp = gl.full([BLOCK_M], LEAST, gl.int32, whole)
             for chunk in range(chunks):
@@ -388,92 +423,88 @@ def _multiply(
                 mbarrier.arrive(free.index((step + others - 1) % others), count=1, pred=chunk > 0)
                 if grown:  # once, and seldom again
                     new = powers.index(slot).load(rows)
-                    less = gl.maximum((127 << 23) + power - new, 0).to(gl.float32, bitcast=True)[:, None]
+                    less = gl.maximum((127 << 23) + power - new, 0).to(gl.float32, bitcast=True)
                     power = new
+                    less_of_pairs = gl.convert_layout(less, gl.SliceLayout(1, wide))
                     changed = ()
-                    for a in gl.static_range(S):
-                        changed = changed + (numbers[a] * less,)
+                    for c in gl.static_range(len(hats)):
+                        if c < SINGLES:
+                            changed = changed + (numbers[c] * less[:, None],)
+                        else:
+                            changed = changed + (numbers[c] * less_of_pairs[:, None],)
                     numbers = changed
                 sums = _running(numbers)
-                for e in gl.static_range(ENTRIES):
-                    right = filters.index(other * (ENTRIES // box) + e // box).reshape([box * BLOCK_K, BLOCK_N])
-                    right = right.slice(e % box * BLOCK_K, BLOCK_K, 0)
-                    for i in gl.static_range(S):
-                        if i < TIMES[e]:
-                            x_hat = hats[SOURCE[e] + i * DEGREE[e]].index(slot)
-                            y_hat = warpgroup_mma(x_hat, right, sums[TARGET[e] + i * DEGREE[e]], is_async=True)
-                            sums = _replaced(sums, TARGET[e] + i * DEGREE[e], y_hat)
-                if WHICH == 0:
-                    mbarrier.arrive(begun, count=1, pred=step == gl.minimum(chunks, slots) // 2)
+                found = ()
+                for c in gl.static_range(len(hats)):
+                    if c < SINGLES:
+                        right = filters.index(other).reshape([SINGLES * BLOCK_K, BLOCK_N]).slice(c * BLOCK_K, BLOCK_K, 0)
+                    else:
+                        right = paired.index(other * (PAIRS // TIMES) + (c - SINGLES) // TIMES).reshape(
+                            [2 * BLOCK_K, 2 * BLOCK_N]
+                        )
+                    found = found + (warpgroup_mma(hats[c].index(slot), right, sums[c], is_async=True),)
+                sums = found
                 step += 1
             numbers = warpgroup_mma_wait(0, sums)
             mbarrier.arrive(hats_free.index((before + chunks - 1) % slots), count=1, pred=last)
             mbarrier.arrive(free.index((step + others - 1) % others), count=1)
+            found = ()
+            for c in gl.static_range(len(hats)):
+                if c < SINGLES:
+                    found = found + (numbers[c],)
+                else:
+                    pair = numbers[c].reshape([BLOCK_M, 2, 2, BLOCK_N // 2]).permute((0, 1, 3, 2))
+                    left, right = pair.reshape([BLOCK_M, BLOCK_N, 2]).split()
+                    found = found + (gl.convert_layout(left, layout), gl.convert_layout(right, layout))
+            numbers = found
             for i in gl.static_range(len(BACK) // 3):
                 numbers = numbers + (_sum(numbers[BACK[i * 3]], numbers[BACK[i * 3 + 1]], BACK[i * 3 + 2], False),)
-            row, o = tile // apart * BLOCK_M, ((tile % apart + which) * 2 + WHICH) * BLOCK_N
             if SCALED:
-                point = row + gl.arange(0, BLOCK_M, rows)
-                channel = o + gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout))
-                of_channel = gl.load(largest + channel, channel < k_out, 0.0).to(gl.int32, bitcast=True) & 0x7F800000
-                by_channel = (gl.maximum(of_channel, LEAST) - TOP).to(gl.float32, bitcast=True)[None, :]
-                by_row = (power - TOP).to(gl.float32, bitcast=True)[:, None]
-                at = point.to(gl.int64)[:, None] * (S * k_out) + channel[None, :]
-                inside = (point < points)[:, None] & (channel < k_out)[None, :]
-                for a in gl.static_range(S):  # four threads fill 32 bytes: as many as memory takes at once
-                    gl.store(to + at + a * k_out, numbers[ELEMENTS[a]] * by_channel * by_row, mask=inside)
-            else:
-                for a in gl.static_range(S):
-                    tma.store_wait(WRITTEN - 1)
-                    barrier()
-                    tile_of = written.index(a % WRITTEN)
-                    tile_of.reshape([BLOCK_M, BLOCK_N]).store(numbers[ELEMENTS[a]].to(out.dtype))
-                    fence_async_shared()
-                    barrier()
-                    tma.async_copy_shared_to_global(out, [a, row, o], tile_of)
+                by_channel = (gl.maximum(of_channel.to(gl.int32, bitcast=True) & 0x7F800000, LEAST) - TOP).to(
+                    gl.float32, bitcast=True
+                )
+                by_row = (gl.convert_layout(power, gl.SliceLayout(1, side_by_side)) - TOP).to(gl.float32, bitcast=True)[:, None]
+            point = row + gl.arange(0, BLOCK_M, gl.SliceLayout(1, side_by_side))
+            at = point.to(gl.int64)[:, None] * (S * k_out) + channel[None, :]
+            inside = (point < points)[:, None] & (channel < k_out)[None, :]
+            for a in gl.static_range(S):
+                found = numbers[ELEMENTS[a]].reshape([BLOCK_M, 2, 8 // EACH, EACH // 2, 4, 2]).permute((0, 1, 2, 4, 3, 5))
+                found = gl.convert_layout(found.reshape([BLOCK_M, BLOCK_N]), side_by_side)
+                if SCALED:
+                    found = found * by_channel[None, :] * by_row
+                gl.store(out + at + a * k_out, found.to(out.dtype.element_ty), mask=inside)
         before += chunks
-    tma.store_wait(0)
 
 
 @gluon.jit
 def _correlate(
-    x, w, out, to, largest, tiles, apart, passes, chunks, points, k_out,
-    STEPS: gl.constexpr, COEFFICIENTS: gl.constexpr, BACK: gl.constexpr, ELEMENTS: gl.constexpr, DEGREE: gl.constexpr,
-    TIMES: gl.constexpr, SOURCE: gl.constexpr, TARGET: gl.constexpr, S: gl.constexpr, ENTRIES: gl.constexpr,
-    MAPS: gl.constexpr, HATS: gl.constexpr, FILTERS: gl.constexpr, WRITTEN: gl.constexpr,
+    x, w, pairs, out, largest, tiles, apart, passes, chunks, points, k_out,
+    STEPS: gl.constexpr, COEFFICIENTS: gl.constexpr, BACK: gl.constexpr, ELEMENTS: gl.constexpr, S: gl.constexpr,
+    SINGLES: gl.constexpr, TIMES: gl.constexpr, MAPS: gl.constexpr, HATS: gl.constexpr, FILTERS: gl.constexpr,
+    BLOCK_M: gl.constexpr,
 ):  # fmt: skip
     block_k: gl.constexpr = x.block_shape[2]
-    block_m: gl.constexpr = out.block_shape[1]
-    box: gl.constexpr = w.block_shape[0]  # as many matrices come at once as there are factors of two in their number
+    PAIRS: gl.constexpr = (S - SINGLES) // 2
+    BLOCKS: gl.constexpr = PAIRS // TIMES
     maps = gl.allocate_shared_memory(x.dtype, [MAPS, S, x.block_shape[1], block_k], x.layout)
-    hats = _allocated(w.dtype, S, HATS, block_m, block_k)
-    powers = gl.allocate_shared_memory(gl.int32, [HATS, block_m], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    filters, written, ready, free = (), (), (), ()
-    for _ in gl.static_range(2):
-        filters = filters + (
-            gl.allocate_shared_memory(w.dtype, [FILTERS * (ENTRIES // box), box, block_k, w.block_shape[2]], w.layout),
-        )
-        if WRITTEN > 0:
-            written = written + (gl.allocate_shared_memory(out.dtype, [WRITTEN, 1, block_m, out.block_shape[2]], out.layout),)
-        else:
-            written = written + (powers,)
-        ready, free = ready + (_barriers(FILTERS, 1),), free + (_barriers(FILTERS, 1),)
-    maps_ready, maps_free, begun = _barriers(MAPS, 1), _barriers(MAPS, 1), _barriers(1, 1).index(0)
-    hats_ready, hats_free = _barriers(HATS, 1), _barriers(HATS, 2)
+    hats = _allocated(w.dtype, SINGLES, HATS, BLOCK_M, block_k) + _allocated(w.dtype, PAIRS, HATS, BLOCK_M, 2 * block_k)
+    powers = gl.allocate_shared_memory(gl.int32, [HATS, BLOCK_M], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    filters = gl.allocate_shared_memory(w.dtype, [FILTERS, SINGLES, block_k, w.block_shape[2]], w.layout)
+    paired = filters
+    if PAIRS > 0:
+        paired = gl.allocate_shared_memory(w.dtype, [FILTERS * BLOCKS, 2, block_k, pairs.block_shape[2]], pairs.layout)
+    maps_ready, maps_free, hats_ready, hats_free = _barriers(MAPS, 1), _barriers(MAPS, 1), _barriers(HATS, 1), _barriers(HATS, 1)
+    ready, free = _barriers(FILTERS, 1), _barriers(FILTERS, 1)
     fence_async_shared()  # copy engines are to see the barriers
     barrier()
     gl.warp_specialize([
-        (_multiply, (out, to, written[0], hats, powers, filters[0], hats_ready, hats_free, ready[0], free[0], begun, largest,
-                     tiles, apart, passes, chunks, points, k_out, 0, BACK, ELEMENTS, DEGREE, TIMES, SOURCE, TARGET, ENTRIES,
-                     WRITTEN)),
-        (_multiply, (out, to, written[1], hats, powers, filters[1], hats_ready, hats_free, ready[1], free[1], begun, largest,
-                     tiles, apart, passes, chunks, points, k_out, 1, BACK, ELEMENTS, DEGREE, TIMES, SOURCE, TARGET, ENTRIES,
-                     WRITTEN)),
-        (_transform, (maps, hats, powers, maps_ready, maps_free, hats_ready, hats_free, tiles, chunks, STEPS, COEFFICIENTS)),
-        (_fetch_maps, (x, maps, maps_ready, maps_free, tiles, apart, chunks, block_m // x.block_shape[1])),
-        (_fetch_filters, (w, filters[0], ready[0], free[0], tiles, apart, passes, chunks, 0)),
-        (_fetch_filters, (w, filters[1], ready[1], free[1], tiles, apart, passes, chunks, 1)),
-    ], [4, 4, 1, 1, 1], [168, 152, 24, 24, 24])  # fmt: skip
+        (_multiply, (out, hats, powers, filters, paired, hats_ready, hats_free, ready, free, largest, tiles, apart, passes,
+                     chunks, points, k_out, BACK, ELEMENTS, S, TIMES)),
+        (_transform, (maps, hats, powers, maps_ready, maps_free, hats_ready, hats_free, tiles, chunks, SINGLES, STEPS,
+                      COEFFICIENTS)),
+        (_fetch_maps, (x, maps, maps_ready, maps_free, tiles, apart, chunks, BLOCK_M // x.block_shape[1])),
+        (_fetch_filters, (w, pairs, filters, paired, ready, free, tiles, apart, passes, chunks, BLOCKS)),
+    ], [4, 1, 1], [152, 24, 24])  # fmt: skip
 
 
 @gluon.jit
