@@ -9,7 +9,7 @@ from torch import nn
 
 from gcnn import GROUPS
 from gcnn.export import planar
-from gcnn.nn import CosetPool, GBatchNorm, GConv, GDepthwiseConv, GMaxPool, LiftConv
+from gcnn.nn import CosetPool, GBatchNorm, GConv, GDepthwiseConv, GLinear, GMaxPool, LiftConv
 from gcnn.testing import equivariance_error, explain
 
 
@@ -64,7 +64,8 @@ def algorithms(device: str = "cuda") -> None:
             print(f"{name} K={k} {dtype}: map {errors[0]:.1e}, its gradient {errors[1]:.1e}, filters' gradient {errors[2]:.1e}")
 
 
-NARROW = (("p4m", 64, 3), ("p4m", 40, 3), ("p4m", 128, 1), ("p4", 64, 5), ("cm", 32, 2), ("D4", 16, 3))  # group, K, kernel
+# group, K, kernel: 0 for a linear layer
+NARROW = (("p4m", 64, 3), ("p4m", 40, 3), ("p4m", 128, 1), ("p4m", 128, 0), ("p4", 64, 5), ("cm", 32, 2), ("D4", 16, 3))
 
 
 def narrow(cases: tuple[tuple[str, int, int], ...] = NARROW) -> None:
@@ -72,8 +73,9 @@ def narrow(cases: tuple[tuple[str, int, int], ...] = NARROW) -> None:
     for name, k, n in cases:
         group = GROUPS[name]
         torch.manual_seed(0)
-        layer = GConv(group, k, k + 8, n, padding=n // 2, algorithm="planar").cuda()
-        x = torch.randn(8, k, group.order, *(9 if group.dim < 3 else 5,) * group.dim, device="cuda")
+        layer = (GConv(group, k, k + 8, n, padding=n // 2) if n else GLinear(group, k, k + 8)).cuda()
+        space = (9 if group.dim < 3 else 5,) * group.dim if n else ()
+        x = torch.randn(8 if n else 1000, k, group.order, *space, device="cuda")
         for precision in ("tf32", "bf16"):
             torch.backends.cudnn.allow_tf32 = precision == "tf32"
             found: dict[str, list[torch.Tensor]] = {}

@@ -55,12 +55,13 @@ def norms() -> None:
 def transforms() -> None:
     """The Fourier algorithm, in several blocks of points."""
     fourier_cuda.BLOCK = 1 << 12
-    cases: list[Any] = [("p4m", 5, ((3, 3), (1, 1), (1, 1), (1, 1))), ("p4", 4, ((3, 3), (2, 2), (1, 1), (1, 1)))]
-    cases += [("p6m", 3, ((3, 3), (1, 1), (2, 2), (2, 2))), ("linem", 3, ((3,), (1,), (1,), (1,)))]
-    cases += [("T", 2, ((3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1))), ("p4m", 17, ((1, 1), (1, 1), (0, 0), (1, 1)))]
-    for name, k, geometry in cases:
+    cases: list[Any] = [("p4m", 5, 6, ((3, 3), (1, 1), (1, 1), (1, 1))), ("p4", 4, 6, ((3, 3), (2, 2), (1, 1), (1, 1)))]
+    cases += [("p6m", 3, 6, ((3, 3), (1, 1), (2, 2), (2, 2))), ("linem", 3, 6, ((3,), (1,), (1,), (1,)))]
+    cases += [("T", 2, 4, ((3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1))), ("p4m", 17, 6, ((1, 1), (1, 1), (0, 0), (1, 1)))]
+    cases += [("p4", 3, 1, ((1, 1), (1, 1), (0, 0), (1, 1))), ("p4", 3, 1, ((1, 1), (1, 1), (1, 1), (1, 1)))]
+    for name, k, size, geometry in cases:
         group = GROUPS[name]
-        x = torch.randn(2, group.order * k, *(6 if group.dim < 3 else 4,) * group.dim, dtype=torch.float64)
+        x = torch.randn(2, group.order * k, *(size,) * group.dim, dtype=torch.float64)
         taps = fourier.make_plan(group, geometry[0]).cells.shape[1]
         weight = torch.randn(k + 1, k, group.order * taps, dtype=torch.float64)
         y = fourier._correlate(group, x, weight, *geometry)

@@ -528,9 +528,13 @@ def _planar_weight_gradient(
     if planes.dtype in (torch.float16, torch.bfloat16) or allows_tf32():  # as the planar algorithm does, with its rounding
         planes = planes.movedim(1, -1).contiguous().movedim(-1, 1)
     last = planes.stride(1) == 1
-    bank = planes.new_empty(1).expand(shape)  # its numbers do not matter
     stride, padding, dilation = options
-    gradient = conv_backward(dy, planes, bank, None, stride, padding, dilation, 1, (False, True, False))[1]
+    gradient: Tensor | None
+    if {*kernel_size, *planes.shape[2:]} == {1} and not any(padding):  # GLinear's: cuDNN is slow where there is no space
+        gradient = (dy.flatten(1).mT @ planes.flatten(1)).view(shape)
+    else:
+        bank = planes.new_empty(1).expand(shape)  # its numbers do not matter
+        gradient = conv_backward(dy, planes, bank, None, stride, padding, dilation, 1, (False, True, False))[1]
     assert gradient is not None
     return collect(gradient.flatten(2), found.table, found.inverse, cells, 1, last, weight.dtype, None)
 

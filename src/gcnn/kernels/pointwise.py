@@ -351,20 +351,20 @@ def _coefficients(numbers, hats, slot, power, ROW: gl.constexpr, SINGLES: gl.con
     S: gl.constexpr = len(numbers)
     ROWS: gl.constexpr = numbers[0].shape[0]
     COLS: gl.constexpr = numbers[0].shape[1]
-    SCALED: gl.constexpr = numbers[0].dtype == gl.float32
-    if SCALED:
+    scale = 1.0
+    if numbers[0].dtype == gl.float32:
         most = gl.abs(numbers[0])
         for a in gl.static_range(1, S):
             most = gl.maximum(most, gl.abs(numbers[a]))
         new = gl.max(most, 1).to(gl.int32, bitcast=True) & 0x7F800000
         power = gl.where(new > power, gl.minimum(new, 0x7F800000 - ROOM) + ROOM, power)
         scale = ((253 << 23) - (power - LEAST)).to(gl.float32, bitcast=True)[:, None]
-        scaled = ()
-        for a in gl.static_range(S):
-            scaled = scaled + (numbers[a] * scale,)
-        numbers = scaled
+    scaled = ()
+    for a in gl.static_range(S):
+        scaled = scaled + (numbers[a].to(gl.float32) * scale,)
+    numbers = scaled
     for i in gl.static_range(len(STEPS) // 3):
-        numbers = numbers + (_sum(numbers[STEPS[i * 3]], numbers[STEPS[i * 3 + 1]], STEPS[i * 3 + 2], not SCALED),)
+        numbers = numbers + (_sum(numbers[STEPS[i * 3]], numbers[STEPS[i * 3 + 1]], STEPS[i * 3 + 2]),)
     for c in gl.static_range(len(hats)):
         if c < SINGLES:
             found = numbers[COEFFICIENTS[c]]
@@ -458,7 +458,7 @@ def _multiply(
                     found = found + (gl.convert_layout(left, layout), gl.convert_layout(right, layout))
             numbers = found
             for i in gl.static_range(len(BACK) // 3):
-                numbers = numbers + (_sum(numbers[BACK[i * 3]], numbers[BACK[i * 3 + 1]], BACK[i * 3 + 2], False),)
+                numbers = numbers + (_sum(numbers[BACK[i * 3]], numbers[BACK[i * 3 + 1]], BACK[i * 3 + 2]),)
             if SCALED:
                 by_channel = (gl.maximum(of_channel.to(gl.int32, bitcast=True) & 0x7F800000, LEAST) - TOP).to(
                     gl.float32, bitcast=True
@@ -560,7 +560,7 @@ def _of_points(seen, power, EACH: gl.constexpr, STEPS: gl.constexpr, COEFFICIENT
     for a in gl.static_range(S):
         numbers = numbers + (loaded[a] * scale,)
     for i in gl.static_range(len(STEPS) // 3):
-        numbers = numbers + (_sum(numbers[STEPS[i * 3]], numbers[STEPS[i * 3 + 1]], STEPS[i * 3 + 2], False),)
+        numbers = numbers + (_sum(numbers[STEPS[i * 3]], numbers[STEPS[i * 3 + 1]], STEPS[i * 3 + 2]),)
     found = ()
     for c in gl.static_range(S):
         found = found + (numbers[COEFFICIENTS[c]],)
@@ -645,15 +645,8 @@ def _replaced(numbers, WHICH: gl.constexpr, new):
 
 
 @gluon.jit
-def _sum(x, y, SIGN: gl.constexpr, PACKED: gl.constexpr):
-    if PACKED:  # two numbers at a time
-        if SIGN > 0:
-            z = gl.inline_asm_elementwise("add.rn.bf16x2 $0, $1, $2;", "=r,r,r", [x, y], gl.bfloat16, True, 2)
-        elif SIGN < 0:
-            z = gl.inline_asm_elementwise("sub.rn.bf16x2 $0, $1, $2;", "=r,r,r", [x, y], gl.bfloat16, True, 2)
-        else:
-            z = gl.inline_asm_elementwise("neg.bf16x2 $0, $1;", "=r,r", [x], gl.bfloat16, True, 2)
-    elif SIGN > 0:
+def _sum(x, y, SIGN: gl.constexpr):
+    if SIGN > 0:
         z = x + y
     elif SIGN < 0:
         z = x - y
