@@ -14,7 +14,9 @@ from common import every_group, feature_map, some_groups
 from gcnn import GROUPS, Group, O, Oh, p4, p4m, p6m
 from gcnn.functional import gcorr
 from gcnn.irreps import fourier_matrix, irreps, irreps_of_table, multiplications
+from gcnn.kernels import fourier
 from gcnn.kernels.fourier import Algorithm, convolutions_are_faster, pays
+from gcnn.layout import allows_tf32
 from gcnn.nn import GConv, GLinear, LiftConv
 from gcnn.testing import equivariance_error, exact_sizes
 
@@ -185,15 +187,41 @@ def test_float32_is_as_exact_as_with_the_planar_algorithm(group: Group, channels
         assert (f - e).norm() < 2 * (p - e).norm() + 1e-7 * e.norm()
 
 
-def test_gradients_of_gradients() -> None:
-    conv = GConv(p4, 1, 2, 3, stride=2, padding=1, algorithm="fourier").double()
+@pytest.mark.parametrize("kind", ["convolution", "linear"])
+def test_gradients_of_gradients(kind: str) -> None:
+    conv: GConv | GLinear = GConv(p4, 1, 2, 3, stride=2, padding=1, algorithm="fourier").double()
     x = torch.randn(1, 1, 4, 5, 5, dtype=torch.double, requires_grad=True)
+    if kind == "linear":
+        conv, x = GLinear(p4, 2, 3, algorithm="fourier").double(), torch.randn(3, 2, 4, dtype=torch.double, requires_grad=True)
     assert torch.autograd.gradcheck(conv, x)
     assert torch.autograd.gradgradcheck(conv, x)
     weight = conv.weight.detach().clone().requires_grad_()
     function = lambda w: torch.func.functional_call(conv, {"weight": w}, (x.detach(),))  # noqa: E731
     assert torch.autograd.gradcheck(function, weight)
     assert torch.autograd.gradgradcheck(function, weight)
+
+
+def test_linear_layers_are_as_precise_as_matrix_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    # torch lets convolutions round to TF32 at first, and products not
+    monkeypatch.setattr("gcnn.layout.precision_of_products", lambda: "ieee")
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    asked, correlate = [], fourier._correlate
+
+    def listening(*arguments: Any, **options: Any) -> torch.Tensor:
+        asked.append(allows_tf32())
+        return correlate(*arguments, **options)
+
+    monkeypatch.setattr(fourier, "_correlate", listening)
+    x = torch.randn(2, 3, 4, requires_grad=True)
+    for layer, maps, tf32 in (
+        (GLinear(p4, 3, 2, algorithm="fourier"), x, False),
+        (GConv(p4, 3, 2, 1, algorithm="fourier"), x[..., None, None].expand(2, 3, 4, 5, 5), True),
+        (GConv(p4, 3, 2, 1, padding=1, algorithm="fourier"), x[..., None, None], True),
+    ):
+        layer(maps).sum().backward()
+        assert asked == [tf32] * 2  # there and back
+        assert allows_tf32()
+        asked.clear()
 
 
 def test_blocks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from gcnn import GROUPS
 from gcnn.indices import index_table
 from gcnn.kernels import expand, fourier, fourier_cuda, fused, gather, image, pool_stats
-from gcnn.layout import as_tensor
+from gcnn.layout import allows_tf32, as_linear, as_tensor
 
 CPU = torch.device("cpu")
 
@@ -155,6 +155,15 @@ def precisions() -> None:
             assert matmul.fp32_precision != "tf32" if newer else not matmul.allow_tf32
         assert torch.get_float32_matmul_precision() == word
     torch.set_float32_matmul_precision("highest")
+    convolutions.allow_tf32 = True  # as torch has it at first: convolutions may, products may not
+    assert allows_tf32()
+    with as_linear(True):
+        assert not allows_tf32()
+        with fourier_cuda.PRECISION:
+            assert matmul.fp32_precision != "tf32" if newer else not matmul.allow_tf32
+        with as_linear(False):
+            assert allows_tf32()
+    assert allows_tf32()
     if newer:
         for ours, theirs, inside in (
             ("none", "ieee", "none"),

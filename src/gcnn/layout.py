@@ -7,7 +7,9 @@ order (N, K, S, *X) is copied once. Also here: who is looking (a compiler, traci
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -113,8 +115,36 @@ def filter_dtype(kind: str, dtype: torch.dtype) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if dtype != torch.float64 and autocasts(kind) else dtype
 
 
+class _Thread(threading.local):
+    linear = False
+
+
+_THREAD = _Thread()
+
+
+@contextmanager
+def as_linear(linear: bool) -> Iterator[None]:
+    """Whether `allows_tf32` is asked for linear layers: torch has a setting of its own for matrix products, off by default."""
+    before, _THREAD.linear = _THREAD.linear, linear
+    try:
+        yield
+    finally:
+        _THREAD.linear = before
+
+
+def precision_of_products() -> Any:
+    """That of cuBLAS's products of float32 numbers: a word, or, in older versions of torch, whether it is TF32.
+
+    Torch's newer setting is the one to write where it exists: writing the older one changes what the newer ones say, for good.
+    """
+    matmul: Any = torch.backends.cuda.matmul
+    return matmul.fp32_precision if hasattr(matmul, "fp32_precision") else bool(matmul.allow_tf32)
+
+
 def allows_tf32() -> bool:
-    """Whether convolutions on CUDA may round float32 numbers to TF32."""
+    """Whether convolutions on CUDA, or matrix products where `as_linear`, may round float32 numbers to TF32."""
+    if _THREAD.linear:
+        return precision_of_products() in (True, "tf32")
     try:
         return bool(torch.backends.cudnn.allow_tf32)
     except RuntimeError:  # set by torch's newer fp32_precision

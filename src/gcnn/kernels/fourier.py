@@ -33,7 +33,7 @@ from gcnn.irreps import FloatArray, fourier_matrix, irreps, multiplications
 from gcnn.kernels import in_triton, launched_from_python
 from gcnn.kernels.expand import collect, expand_filters
 from gcnn.kernels.planar import batched, conv_backward
-from gcnn.layout import allows_tf32, as_tensor, autocasts, both_sides, filter_dtype, output_size, plain
+from gcnn.layout import allows_tf32, as_linear, as_tensor, autocasts, both_sides, filter_dtype, output_size, plain
 
 Algorithm = Literal["auto", "planar", "fourier"]
 Part = Literal["map", "both ways", "filters"]  # of a step: the map, its gradient too, the gradient of the filters
@@ -221,11 +221,17 @@ def choose(
     if x.is_cuda:
         wanted = dtype or filter_dtype("cuda", weight.dtype)
         part: Part = "both ways" if torch.is_grad_enabled() and x.requires_grad else "map"
-        faster = plain(x) and pays_on_cuda(group, wanted, *sizes, part)
+        with as_linear(_one_point(shape[3:], sizes[2:3], ())):
+            faster = plain(x) and pays_on_cuda(group, wanted, *sizes, part)
     else:
         fits = x.is_cpu and x.dtype == weight.dtype in (torch.float32, torch.float64)
         faster = fits and pays(group, *sizes, x.dtype == torch.float32 and convolutions_are_faster())
     return "fourier" if faster else "planar"
+
+
+def _one_point(space: Sequence[int], kernel_size: Sequence[int], padding: Sequence[int]) -> bool:
+    """Whether there is no space, as in linear layers, which the planar algorithm takes as products of matrices."""
+    return {*space, *kernel_size} == {1} and not any(padding)
 
 
 def fourier_gcorr(
@@ -262,7 +268,7 @@ class _Fourier(torch.autograd.Function):
 
 def correlate(group: Group, planes: Tensor, weight: Tensor, *geometry: tuple[int, ...]) -> Tensor:
     """The same as `fourier_gcorr`, without gradients."""
-    with torch.autocast(planes.device.type, enabled=False):
+    with torch.autocast(planes.device.type, enabled=False), as_linear(_one_point(planes.shape[2:], *geometry[::2])):
         return _correlate(group, planes, weight, *geometry)
 
 
@@ -279,7 +285,7 @@ def gradients(
 ) -> tuple[Tensor | None, Tensor | None]:
     """The gradients of the planes and of the filters, where they are wanted."""
     d_planes = d_weight = None
-    with torch.autocast(planes.device.type, enabled=False):
+    with torch.autocast(planes.device.type, enabled=False), as_linear(_one_point(planes.shape[2:], kernel_size, padding)):
         if wanted[0]:
             spread = _insert_zeros(dy, stride, planes.shape[2:], kernel_size, padding, dilation)
             pad = tuple(d * (n - 1) - p for d, n, p in zip(dilation, kernel_size, padding, strict=True))
@@ -530,7 +536,7 @@ def _planar_weight_gradient(
     last = planes.stride(1) == 1
     stride, padding, dilation = options
     gradient: Tensor | None
-    if {*kernel_size, *planes.shape[2:]} == {1} and not any(padding):  # GLinear's: cuDNN is slow where there is no space
+    if _one_point(planes.shape[2:], kernel_size, padding):  # where cuDNN is slow
         gradient = (dy.flatten(1).mT @ planes.flatten(1)).view(shape)
     else:
         bank = planes.new_empty(1).expand(shape)  # its numbers do not matter
@@ -550,5 +556,8 @@ def _by_planar(
         planes, weight = (t.view_as(t) if t.requires_grad else t.detach().requires_grad_() for t in (planes, weight))
         convolve: Any = (F.conv1d, F.conv2d, F.conv3d)[group.dim - 1]
         bank = expand_filters(weight, table, inverse, math.prod(kernel_size), 1, False, weight.dtype).unflatten(2, kernel_size)
-        y = convolve(planes, bank, None, stride, padding, dilation)
+        if _one_point(planes.shape[2:], kernel_size, padding):
+            y = F.linear(planes.flatten(1), bank.flatten(1)).view(dy.shape)
+        else:
+            y = convolve(planes, bank, None, stride, padding, dilation)
         return torch.autograd.grad(y, (planes, weight), dy, create_graph=True)

@@ -31,7 +31,7 @@ from gcnn.indices import index_table
 from gcnn.irreps import fourier_matrix, irreps
 from gcnn.kernels import Setting, on_its_gpu
 from gcnn.kernels.fourier import empty_planes, make_plan
-from gcnn.layout import allows_tf32, as_tensor, output_size
+from gcnn.layout import allows_tf32, as_tensor, output_size, precision_of_products
 
 BLOCK = 1 << 28  # bytes of patches worked on at a time, or as many as the planes have
 
@@ -119,27 +119,18 @@ def tables(group: Group, kernel_size: tuple[int, ...], device: torch.device) -> 
         return Tables(*(as_tensor(a, device) for a in arrays))
 
 
-def _products() -> Any:
-    """The precision of cuBLAS's products: a word, or, in older versions of torch, whether it is TF32.
-
-    Torch's newer setting is the one to write where it exists: writing the older one changes what the newer ones say, for good.
-    """
-    matmul: Any = torch.backends.cuda.matmul
-    return matmul.fp32_precision if hasattr(matmul, "fp32_precision") else bool(matmul.allow_tf32)
-
-
 def _set_products(value: Any) -> None:
     setattr(torch.backends.cuda.matmul, "allow_tf32" if isinstance(value, bool) else "fp32_precision", value)
 
 
 def _wanted() -> Any:
-    tf32, now = allows_tf32(), _products()
+    tf32, now = allows_tf32(), precision_of_products()
     if tf32 == (now in (True, "tf32")):
         return now  # it may also be "none", which is not TF32
     return tf32 if isinstance(now, bool) else "tf32" if tf32 else "ieee"
 
 
-PRECISION = Setting(_products, _set_products, _wanted)  # products in TF32 where convolutions are
+PRECISION = Setting(precision_of_products, _set_products, _wanted)  # products in TF32 where convolutions are
 
 
 class Patches:
