@@ -2,7 +2,8 @@
 
 A program has 64 points and 64 channels of the result at a time, and one sum for each coefficient. Copy engines bring the maps and
 filters of the next steps to shared memory while tensor cores multiply those of the last one, also from one tile to the next. 1x1
-layers have little to multiply: what they take is the time to read, and this reads half as much as `gcnn.kernels.fused`.
+layers have little to multiply: what they take is the time to read, and this reads half as much as `gcnn.kernels.fused`. The
+columns of a row of a two-dimensional representation share a product.
 
 Where products are of TF32, they are made of float16 numbers here, which have as many bits: those of a point, and the filters of a
 channel of the result, are multiplied by a power of two that brings the largest of them to 2^11 or more. The power of a point is
@@ -392,7 +393,7 @@ def _multiply(
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, BLOCK_N // 2, 16])
     wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, BLOCK_N, 16])
     rows: gl.constexpr = gl.SliceLayout(1, layout)
-    EACH: gl.constexpr = 4 if SCALED else 8
+    EACH: gl.constexpr = 4 if SCALED else 8  # numbers of 16 bytes: as `_filters` has them stand
     side_by_side: gl.constexpr = gl.DistributedLinearLayout(
         [[0, 1], [0, 2], [0, 16 if SCALED else 4], [8, 0]], [[0, EACH], [0, 2 * EACH], [1, 0], [2, 0], [4, 0]],
         [[16, 0], [32, 0], [0, 32]], [], [BLOCK_M, BLOCK_N])  # fmt: skip
