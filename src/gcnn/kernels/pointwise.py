@@ -63,8 +63,8 @@ def seconds(group: Group, dtype: torch.dtype, k_in: int, k_out: int, points: int
     filters = rows * columns * CHANNELS * len(found[0].first) * k_in * 2
     once = maps * (k_in + k_out) / 4e12
     if is_kept(group, k_in):  # the next points wait for the room of these
-        return once + filters / 1e13 + 6e-6
-    return max((maps * k_in * columns + filters) / 6e12, once) + 1e-5
+        return once + filters / 5e12 + 5e-6
+    return max((maps * k_in * columns + filters) / 5.5e12, once) + 1e-5
 
 
 def filter_seconds(group: Group, dtype: torch.dtype, k_in: int, k_out: int, points: int) -> float:
