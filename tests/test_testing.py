@@ -966,3 +966,61 @@ def test_sizes_for_two_images_of_one_place_and_functions_before_images() -> None
             return super().forward(y, x)
 
     assert exact_sizes(Turned(), (torch.rand(1, 2, 4), image), p4) == [13, 15, 17, 19, 21, 23]
+
+
+@pytest.mark.parametrize(
+    "end", [lambda y: y > 0, lambda y: (y.sigmoid() * 255).to(torch.uint8), torch.argmax], ids=["masks", "bytes", "labels"]
+)
+def test_networks_may_end_in_masks_and_labels(end: Any) -> None:
+    class Ends(nn.Module):
+        def __init__(self, net: nn.Module) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = end(self.net(x)) if end is not torch.argmax else self.net(x).argmax(1, keepdim=True)
+            return y
+
+    x = torch.rand(1, 1, 9, 9)
+    good, bad = nn.Sequential(LiftConv(p4, 1, 3, 3), CosetPool(p4)), nn.Conv2d(1, 3, 3)
+    assert equivariance_error(Ends(good).double(), p4, x.double()) == 0
+    assert_equivariant(Ends(good).double(), p4, x.double())
+    assert explain(Ends(good), x, p4).exact
+    assert 0 < equivariance_error(Ends(bad), p4, x) <= 1  # bytes do not go round at 0, truth can be subtracted
+    assert not explain(Ends(bad), x, p4).exact
+
+
+@pytest.mark.parametrize("generator", [4, 2, 1])
+def test_explain_takes_maps_over_cosets(generator: int) -> None:
+    within = p4m.subgroup(generator)
+    cosets = p4m.order // len(within)
+    for stride in (1, 2):
+        net = nn.Sequential(GConv(p4m, 2, 3, 3, stride, stabilizer=within), nn.ReLU(), CosetPool(p4m))
+        found = explain(net, torch.rand(1, 2, cosets, 10, 10), p4m, stabilizer=within)
+        assert found.exact == (stride == 1)
+        assert found.sizes == (() if stride == 1 else (7, 9, 11, 13))
+    with pytest.raises(ValueError, match=r"\(0, 3\) is not a subgroup of p4m"):
+        explain(net, torch.rand(1, 2, 4, 10, 10), p4m, stabilizer=(0, 3))
+
+
+def test_functions_over_cosets_of_a_normal_subgroup_are_not_symmetric() -> None:
+    class Mixes(nn.Module):
+        def __init__(self, each: bool) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(3, 2))
+            self.each = each
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = torch.einsum("oc,ncs->nos", self.weight, x)
+            return y * torch.arange(4) if self.each else y
+
+    turns = p4m.subgroup(2)  # the half turn: alone in its class
+    x, mixes = torch.rand(2, 2, 4), Mixes(False)
+    state = torch.get_rng_state()
+    assert equivariance_error(mixes, p4m, x, stabilizer=turns, out_stabilizer=turns) == 0
+    assert torch.equal(state, torch.get_rng_state())
+    assert equivariance_error(Mixes(True), p4m, x, stabilizer=turns, out_stabilizer=turns) > 0.1
+    assert explain(Mixes(False), x, p4m, stabilizer=turns).exact
+    assert not explain(Mixes(True), x, p4m, stabilizer=turns).exact
+    with pytest.raises(ValueError, match="x is symmetric, element 1 of p4m"):
+        equivariance_error(Mixes(False), p4m, torch.ones(2, 2, 4), stabilizer=turns, out_stabilizer=turns)

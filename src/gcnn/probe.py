@@ -66,6 +66,11 @@ def inside(group: Group, y: Tensor) -> Tensor:
     return mask_outside(group, y) if y.ndim >= group.dim + 2 else y
 
 
+def numbers_of(y: Tensor) -> Tensor:
+    """`y` as what can be subtracted: bytes would go round at 0, and what is true or false cannot."""
+    return y if y.is_floating_point() or y.is_complex() else y.double()
+
+
 def larger(a: float, b: float) -> float:
     """The larger of two errors; a NaN is larger than any number."""
     return a if b <= a or a != a else b
@@ -76,7 +81,8 @@ def distance(group: Group, moved: Tensor, turned: Tensor, size: float) -> float:
     if moved.shape != turned.shape:
         return float("inf")
     try:
-        difference = float((inside(group, moved) - inside(group, turned)).abs().max()) if moved.numel() else 0.0
+        left, right = (inside(group, numbers_of(y)) for y in (moved, turned))
+        difference = float((left - right).abs().max()) if moved.numel() else 0.0
     except ValueError:  # a size that has no centre on a hexagonal lattice
         return float("inf")
     return difference / size if size else difference
@@ -113,8 +119,8 @@ class _Call:
 class Probe:
     """Runs a model on x and on L_h x with hooks on its leaves, handing each leaf the exact L_h of what it got before."""
 
-    def __init__(self, model: nn.Module, group: Group, tolerance: float) -> None:
-        self.model, self.group, self.tolerance = model, group, tolerance
+    def __init__(self, model: nn.Module, group: Group, tolerance: float, stabilizer: Subgroup | None = None) -> None:
+        self.model, self.group, self.tolerance, self.stabilizer = model, group, tolerance, stabilizer
         self.leaves = leaves(model)
         groups = [group, *(getattr(m, name, None) for m in model.modules() for name in ("group", "out_group"))]
         self.groups = list(dict.fromkeys(g for g in groups if isinstance(g, Group) and g.dim == group.dim))
@@ -204,7 +210,7 @@ class Probe:
             for call in self.calls:
                 call.error, call.error_before, call.followed = 0.0, 0.0, True
             for h in elements:
-                self._compare(h, tuple(turn(self.group, h, t) for t in x), guess)
+                self._compare(h, tuple(turn(self.group, h, t, self.stabilizer) for t in x), guess)
                 if not guess and not self.after <= self.tolerance:
                     break
             if self.after <= self.tolerance:
@@ -258,7 +264,7 @@ class Probe:
             return _overwritten(output, last.value)
 
         y = self._run(moved, before, after)
-        size = float(self.output.abs().max())
+        size = float(numbers_of(self.output).abs().max())
         self.after = larger(self.after, min(distance(self.group, y, t, size) for t in self.outputs(h)))
 
     def _run(self, x: tuple[Tensor, ...], before: Any, after: Any) -> Any:
@@ -278,7 +284,7 @@ class Probe:
         `before` is the exact L_h of the value before, which this may reshape; its kind decides where numbers do not. Guesses of
         `shape` come first.
         """
-        size = float(reference.abs().max()) if reference.numel() else 0.0
+        size = float(numbers_of(reference).abs().max()) if reference.numel() else 0.0
         found = [_Turned("map", y) for y in self.maps(h, reference)]
         others = [_Turned("planes", y) for y in self.planes(h, reference)]
         others += [_Turned("plain", y) for y in self.outputs_of(h, reference)]

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from gcnn.checks import shape_text
 from gcnn.groups import Group, Subgroup
-from gcnn.probe import Probe, Row, distance, first_map, inside, larger, leaves, sizes_that_fit, turn
+from gcnn.probe import Probe, Row, distance, first_map, inside, larger, leaves, numbers_of, sizes_that_fit, turn
 
 __all__ = ["Explanation", "Row", "assert_equivariant", "equivariance_error", "exact_sizes", "explain"]
 
@@ -95,7 +95,7 @@ def _worst(
         y = module(*(t.clone() for t in inputs))
         if not isinstance(y, Tensor):
             raise TypeError(f"{who}: expected a module that returns one tensor, got {type(y).__name__}; wrap it")
-        size = float(inside(group, y).abs().max())
+        size = float(inside(group, numbers_of(y)).abs().max())
         worst, where = 0.0, 0
         for h in range(group.order):
             turned = turn(group, h, y, out_stabilizer)
@@ -148,14 +148,21 @@ def _checked_inputs(call: str, group: Group, x: Input, stabilizer: Subgroup | No
     if not all(torch.isfinite(t).all() for t in inputs):
         raise ValueError(f"{call}: x holds NaN or infinite values")
     inputs = tuple(inside(group, t) for t in inputs)
+    generator = torch.Generator().manual_seed(0)
+    usual = tuple(inside(group, torch.rand(t.shape, generator=generator)).to(t.device) for t in inputs)
     for h in range(1, group.order):
-        turned = [turn(group, h, t, stabilizer) for t in inputs]
-        if all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(turned, inputs, strict=True)):
+        # a normal subgroup moves no function over its cosets, so none can be less symmetric
+        if _left_as_is(group, h, inputs, stabilizer) and not _left_as_is(group, h, usual, stabilizer):
             raise ValueError(
                 f"{call}: x is symmetric, element {h} of {group} leaves it as it is, so that nothing can be seen; "
                 "use a random x, for instance torch.rand_like(x)"
             )
     return inputs
+
+
+def _left_as_is(group: Group, h: int, inputs: tuple[Tensor, ...], stabilizer: Subgroup | None) -> bool:
+    turned = [turn(group, h, t, stabilizer) for t in inputs]
+    return all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(turned, inputs, strict=True))
 
 
 @dataclass(frozen=True)
@@ -206,7 +213,7 @@ class Explanation:
         return "\n".join(lines)
 
 
-def explain(model: nn.Module, x: Input, group: Group) -> Explanation:
+def explain(model: nn.Module, x: Input, group: Group, stabilizer: Subgroup | None = None) -> Explanation:
     """Which layer of `model` breaks equivariance on the input `x`, why, and what to do.
 
     Every layer gets exactly transformed inputs, so that each row shows the layer's own error, over the generators of the group:
@@ -215,7 +222,7 @@ def explain(model: nn.Module, x: Input, group: Group) -> Explanation:
     whole network is compared over all elements. Equivariance must hold for all values of the parameters, and some faults hide at
     initialisation: so a copy of the model is examined, in eval mode and double precision, its parameters and running statistics
     shaken a little. The model itself is not touched. What takes long has a progress bar on a terminal, if tqdm is installed. A
-    model of several inputs gets them as a tuple, as for `equivariance_error`.
+    model of several inputs gets them as a tuple; that, and `stabilizer`, is as for `equivariance_error`.
 
     >>> from gcnn import p4
     >>> from gcnn.nn import GConv, LiftConv
@@ -228,13 +235,13 @@ def explain(model: nn.Module, x: Input, group: Group) -> Explanation:
     if not isinstance(model, nn.Module):
         raise TypeError(f"explain: expected an nn.Module, got {type(model).__name__}")
     group, x = _in_order(group, x)
-    inputs = _checked_inputs("explain(model, x, group)", group, x)
+    inputs = _checked_inputs("explain(model, x, group)", group, x, stabilizer)
     model = _copied(getattr(model, "_orig_mod", model)).eval()  # what torch.compile wraps
     few = generators(group)
     runs = 2 + math.ceil((group.order - 1) / _at_once(inputs)) + len(few)
     with torch.no_grad(), _as_written(), _progress(leaves(model), runs):
         for seed in range(8):  # a layer that shaking has killed would hide faults
-            probe, inputs, whole = _compared(_shaken(copy.deepcopy(model), seed), inputs, group)
+            probe, inputs, whole = _compared(_shaken(copy.deepcopy(model), seed), inputs, group, stabilizer)
             dead = whole <= probe.tolerance and torch.equal(probe.model(*map(_nearby, inputs)), probe.output)
             if not dead:
                 break
@@ -252,21 +259,23 @@ def explain(model: nn.Module, x: Input, group: Group) -> Explanation:
     return Explanation(group, whole, probe.tolerance, rows, sizes)
 
 
-def _compared(model: nn.Module, inputs: tuple[Tensor, ...], group: Group) -> tuple[Probe, tuple[Tensor, ...], float]:
+def _compared(
+    model: nn.Module, inputs: tuple[Tensor, ...], group: Group, stabilizer: Subgroup | None
+) -> tuple[Probe, tuple[Tensor, ...], float]:
     """A probe that has run the model, the inputs in its precision, and the error of the whole network over all elements."""
     try:  # in double precision rounding and faults are worlds apart
-        probe = Probe(model.double(), group, 1e-9)
+        probe = Probe(model.double(), group, 1e-9, stabilizer)
         wide = tuple(t.double() if t.is_floating_point() or t.dtype == torch.uint8 else t for t in inputs)
         y = probe.record(wide)
         inputs = wide
     except (RuntimeError, TypeError, ValueError):  # a device or a model that knows single precision only
         kind = _dtype(inputs)
-        probe = Probe(model.to(kind if kind.is_floating_point else torch.float32), group, 1e-4)
+        probe = Probe(model.to(kind if kind.is_floating_point else torch.float32), group, 1e-4, stabilizer)
         y = probe.record(inputs)
     if y.is_floating_point():  # networks may end in a lower precision
         probe.tolerance = max(probe.tolerance, 2 * torch.finfo(y.dtype).eps)
-    whole, size = 0.0, float(y.abs().max())
-    turned = [tuple(turn(group, h, t) for t in inputs) for h in range(1, group.order)]
+    whole, size = 0.0, float(numbers_of(y).abs().max())
+    turned = [tuple(turn(group, h, t, stabilizer) for t in inputs) for h in range(1, group.order)]
     for h, found in enumerate(_answers(probe.model, turned), 1):
         whole = larger(whole, min(distance(group, found, t, size) for t in probe.outputs(h)))
     return probe, inputs, whole
