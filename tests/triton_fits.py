@@ -49,23 +49,23 @@ def compiled(run: Any) -> Any:
 
 
 def pointwise_kernels() -> None:
-    """Those for 1x1 layers, for every order of a group and number of coefficients that they are made for."""
+    """Those for 1x1 layers, for every order of a group and kind of coefficients that they are made for."""
     kinds = {}
     for group in GROUPS.values():
         for channels in (32, 128, 1024):
-            if pointwise.suits(group, torch.bfloat16, channels, 40):
+            if pointwise.suits(group, torch.bfloat16, channels, 200):
                 found = fused.code(group)
                 assert found is not None
-                kinds[group.order, len(found[0].first), channels] = group
+                kinds[group.order, len(found[0].first), found[0].degree.count(1), channels] = group
     assert len(kinds) > 8
-    for (_, _, channels), group in kinds.items():
+    for (*_, channels), group in kinds.items():
         one = (1,) * group.dim
         geometry = one, one, (0,) * group.dim, one
-        weight = torch.randn(40, channels, group.order)
-        planes, grad = (torch.randn(2, group.order * k, *(4,) * group.dim) for k in (channels, 40))
+        weight = torch.randn(200, channels, group.order)
+        planes, grad = (torch.randn(2, group.order * k, *(4,) * group.dim) for k in (channels, 200))
         for dtype in (torch.float32, torch.bfloat16):
             pointwise.correlate(group, planes.to(dtype), weight, *geometry)
-            if pointwise.suits(group, dtype, channels, 40, filters=True):
+            if pointwise.suits(group, dtype, channels, 200, filters=True):
                 pointwise.weight_gradient(group, planes, grad, weight, *geometry)
         print(group.name, channels, flush=True)
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+import triton.language as tl
 
 from gcnn import GROUPS
 from gcnn.indices import index_table
-from gcnn.kernels import expand, fourier, fourier_cuda, fused, gather, image, pool_stats
+from gcnn.kernels import expand, fourier, fourier_cuda, fused, gather, image, pointwise, pool_stats
 from gcnn.layout import allows_tf32, as_linear, as_tensor
 
 CPU = torch.device("cpu")
@@ -139,8 +140,46 @@ def fused_transforms() -> None:
             torch.testing.assert_close(fused.correlate(group, y, weight, *sizes, adjoint=True), back, rtol=2e-6, atol=1e-3)
 
 
+def filters_of_points() -> None:
+    """The transformed filters of 1x1 layers, by what `gcnn.kernels.pointwise` makes of them; Gluon has no interpreter."""
+    tl.extra.cuda.gdc_launch_dependents = lambda **_: None
+    for name, k_out, adjoint in (("p4m", 40, False), ("p4m", 72, True), ("D2h", 8, False), ("p4", 40, True), ("cm", 200, False)):
+        group = GROUPS[name]
+        found = fused.code(group)
+        assert found is not None
+        one, (code, _), s = (1,) * group.dim, found, group.order
+        weight = torch.randn(*((32, k_out) if adjoint else (k_out, 32)), s) * torch.randn(1 if adjoint else k_out, 1, 1).exp()
+        x = torch.randn(7, s, 32, dtype=torch.double)
+        exact = fourier._correlate(
+            group, x.reshape(7, -1, *one), weight.double(), one, one, (0,) * group.dim, one, adjoint=adjoint
+        )
+        for dtype, each in ((torch.float16, 4), (torch.bfloat16, 8)):
+            single, paired, largest = pointwise.transform_filters(group, weight, adjoint, dtype)
+            seen = _sums(list(x.unbind(1)), code.steps)
+            hats = [seen[c] for c in code.coefficients]
+            results = [hat @ w.double() for hat, w in zip(hats, single, strict=False)]
+            for n, pair in enumerate(range(len(single), s, 2)):
+                rows = paired[n // code.times[-1] * 2 :][:2].double()  # (2, K_in, 32 channels of each column in turns)
+                product = torch.cat(hats[pair : pair + 2], 1) @ rows.flatten(0, 1)
+                results += product.unflatten(1, (-1, 2, 32)).movedim(2, 0).flatten(2)
+            results = _sums(results, code.back)
+            y = torch.stack([results[e] for e in code.elements], 1)  # (7, S, places)
+            # places 8 j + 2 t + r: register r of thread t in the j-th part of the product; each thread gets 16 bytes in a row
+            y = y.unflatten(2, (-1, 8 // each, each // 2, 4, 2)).movedim(5, 4).flatten(2)[..., :k_out]
+            if dtype == torch.float16:
+                y = y * torch.exp2(torch.floor(torch.log2(largest.double())) - 11)
+            error = (y - exact.view(y.shape)).norm(dim=(0, 1)) / exact.view(y.shape).norm(dim=(0, 1))
+            assert error.max() < (1e-3 if dtype == torch.float16 else 8e-3), (name, k_out, dtype, error.max())
+
+
+def _sums(numbers: list[torch.Tensor], steps: tuple[int, ...]) -> list[torch.Tensor]:
+    for a, b, sign in zip(*(steps[i::3] for i in range(3)), strict=True):
+        numbers.append(numbers[a] + sign * numbers[b] if sign else -numbers[a])
+    return numbers
+
+
 def precisions() -> None:
-    """Products are as precise as convolutions while somebody multiplies; torch's settings, old and new, are then as before."""
+    """Products are as precise as the layer is to be while somebody multiplies; torch's settings are then as before."""
     matmul: Any = torch.backends.cuda.matmul
     convolutions: Any = torch.backends.cudnn
     newer = hasattr(matmul, "fp32_precision")
@@ -215,5 +254,6 @@ if __name__ == "__main__":
     fused_transforms()
     products()
     images()
+    filters_of_points()
     precisions()
     print("all kernels agree")

@@ -58,6 +58,11 @@ def act(group: Group, h: int, x: Tensor, t: Sequence[int] | None = None, stabili
             [1., 4.],
             [0., 3.]])
     """
+    if not isinstance(group, Group) or not isinstance(x, Tensor):
+        raise TypeError(
+            f"act(group, h, x): expected a Group, an element and a tensor, got {type(group).__name__}, {type(h).__name__}, "
+            f"{type(x).__name__}"
+        )
     group.check_element(h)
     stabilizer = group.check_subgroup(stabilizer)
     t = (0,) * group.dim if t is None else tuple(t)

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gcnn.checks import as_tuple, check_tensor
 from gcnn.groups import Group, p6m
 from gcnn.layout import fine, plain, traced
 
@@ -24,7 +25,7 @@ __all__ = ["domain_mask", "hexagon", "mask_outside", "to_hexagonal", "to_square"
 ROW = math.sqrt(3) / 2  # the height of one row of a hexagonal lattice, in steps
 
 
-def domain_mask(group: Group, size: Sequence[int], device: torch.device | str | None = None) -> Tensor:
+def domain_mask(group: Group, size: int | Sequence[int], device: torch.device | str | None = None) -> Tensor:
     """(*size) bool: the largest part of a box that the group maps to itself, all of it unless the lattice is hexagonal.
 
     >>> from gcnn import p6m
@@ -35,6 +36,7 @@ def domain_mask(group: Group, size: Sequence[int], device: torch.device | str | 
             [1, 1, 1, 1, 0],
             [1, 1, 1, 0, 0]], dtype=torch.int32)
     """
+    size = (size,) * group.dim if isinstance(size, int) else size
     check_domain("domain_mask", group, size)
     # the same cells as gcnn.indices.support, in torch: images have many sizes, and compilers see through it
     mask = torch.ones(tuple(size), dtype=torch.bool, device=device)
@@ -52,6 +54,8 @@ def check_domain(who: str, group: Group, size: Sequence[int]) -> None:
     """Raises a ValueError unless a map of this size has a centre that the group turns it about."""
     if len(size) != group.dim:
         raise ValueError(f"{who}: {group.name} acts on {group.dim} axes of space, got a size of {len(size)}, {tuple(size)}")
+    if any(isinstance(n, int) and n < 0 for n in size):
+        raise ValueError(f"{who}: sizes are 0 or more, got {tuple(size)}")
     for i, row in group.oblique:
         if any(m and (size[j] != size[i] or size[j] % 2 == 0) for j, m in enumerate(row)):
             axes = tuple(j for j, m in enumerate(row) if m)
@@ -73,6 +77,7 @@ def mask_outside(group: Group, x: Tensor, value: float = 0.0) -> Tensor:
     """
     if group.fills_box:
         return x
+    check_tensor("mask_outside", x)
     size = x.shape[-group.dim :]
     kept = kept_domain(group, size, x)
     mask = domain_mask(group, size, x.device) if kept is None else kept.mask
@@ -146,7 +151,7 @@ def to_hexagonal(image: Tensor, size: int | None = None, spacing: float | None =
     return (out * hexagon(size, image.device)).to(image.dtype)
 
 
-def to_square(x: Tensor, size: tuple[int, int], spacing: float | None = None) -> Tensor:
+def to_square(x: Tensor, size: int | Sequence[int], spacing: float | None = None) -> Tensor:
     """A map (N, K, n, n) on a hexagonal lattice resampled to (N, K, *size) pixels, linear on each triangle of neighbours.
 
     `spacing` is the one the map was made with; by default the one that `to_hexagonal` takes for such an image and n.
@@ -156,7 +161,9 @@ def to_square(x: Tensor, size: tuple[int, int], spacing: float | None = None) ->
     tensor([1., 1., 1., 1., 1., 1., 1.])
     """
     _check_image("to_square", x)
-    n = x.shape[-1]
+    n, size = x.shape[-1], as_tuple(p6m, size, "to_square: size")
+    if min(size) < 1:
+        raise ValueError(f"to_square: size must be positive, got {size}")
     if x.shape[-2] != n:
         raise ValueError(f"to_square: a hexagonal map has equal sizes, got {tuple(x.shape[-2:])}")
     n, spacing = _fit(size, n, spacing)
@@ -194,8 +201,8 @@ def _fit(image: Sequence[int], size: int | None, spacing: float | None) -> tuple
     """The size and spacing of the hexagon over an image, whichever of the two is not given."""
     row, column = (image[0] - 1) / 2 / ROW, (image[1] - 1) / 2  # the corner pixel, rows in steps of the lattice
     radius = max(row, column + row / 2)  # its distance in steps of one pixel: the largest of |a|, |b|, |a + b|
-    if size is not None and (size < 1 or size % 2 == 0):
-        raise ValueError(f"the size of a hexagonal map must be odd, so that a cell lies at its centre; got {size}")
+    if size is not None and (not isinstance(size, int) or size < 1 or size % 2 == 0):
+        raise ValueError(f"the size of a hexagonal map must be one odd number, so that a cell lies at its centre; got {size!r}")
     if spacing is not None and spacing <= 0:
         raise ValueError(f"spacing must be positive, got {spacing}")
     if size is None:
@@ -207,6 +214,7 @@ def _fit(image: Sequence[int], size: int | None, spacing: float | None) -> tuple
 
 
 def _check_image(what: str, image: Tensor) -> None:
+    check_tensor(what, image)
     if image.ndim != 4 or not image.is_floating_point():
         remedy = "use x.float()" if image.ndim == 4 else "one image is x[None], more leading axes are x.flatten(0, -4)"
         raise ValueError(f"{what}: expected floating point images (N, K, H, W), got {image.dtype} {tuple(image.shape)}; {remedy}")

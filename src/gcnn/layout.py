@@ -122,6 +122,11 @@ class _Thread(threading.local):
 _THREAD = _Thread()
 
 
+def is_linear() -> bool:
+    """Whether this thread is `as_linear`."""
+    return _THREAD.linear
+
+
 @contextmanager
 def as_linear(linear: bool) -> Iterator[None]:
     """Whether `allows_tf32` is asked for linear layers: torch has a setting of its own for matrix products, off by default."""

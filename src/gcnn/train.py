@@ -343,7 +343,7 @@ def _summary(model: nn.Module, group: Group, config: Config, images: int, steps:
     weights = sum(p.numel() for p in model.parameters())
     work = f"{cost / 1e6:,.0f} million" if cost >= 5e5 else f"{cost:,}"
     told = f"{config.model} on {group.name}: {weights:,} parameters, {work} multiplications per image"
-    if steps >= 10 or config.batch_size < 16:
+    if steps >= 10 or min(config.batch_size, images) <= 16:
         return told
     few = "1 step" if steps == 1 else f"{steps} steps"
     return (

@@ -33,7 +33,7 @@ from gcnn.irreps import FloatArray, fourier_matrix, irreps, multiplications
 from gcnn.kernels import in_triton, launched_from_python
 from gcnn.kernels.expand import collect, expand_filters
 from gcnn.kernels.planar import batched, conv_backward
-from gcnn.layout import allows_tf32, as_linear, as_tensor, autocasts, both_sides, filter_dtype, output_size, plain
+from gcnn.layout import allows_tf32, as_linear, as_tensor, autocasts, both_sides, filter_dtype, is_linear, output_size, plain
 
 Algorithm = Literal["auto", "planar", "fourier"]
 Part = Literal["map", "both ways", "filters"]  # of a step: the map, its gradient too, the gradient of the filters
@@ -221,17 +221,11 @@ def choose(
     if x.is_cuda:
         wanted = dtype or filter_dtype("cuda", weight.dtype)
         part: Part = "both ways" if torch.is_grad_enabled() and x.requires_grad else "map"
-        with as_linear(_one_point(shape[3:], sizes[2:3], ())):
-            faster = plain(x) and pays_on_cuda(group, wanted, *sizes, part)
+        faster = plain(x) and pays_on_cuda(group, wanted, *sizes, part)
     else:
         fits = x.is_cpu and x.dtype == weight.dtype in (torch.float32, torch.float64)
         faster = fits and pays(group, *sizes, x.dtype == torch.float32 and convolutions_are_faster())
     return "fourier" if faster else "planar"
-
-
-def _one_point(space: Sequence[int], kernel_size: Sequence[int], padding: Sequence[int]) -> bool:
-    """Whether there is no space, as in linear layers, which the planar algorithm takes as products of matrices."""
-    return {*space, *kernel_size} == {1} and not any(padding)
 
 
 def fourier_gcorr(
@@ -252,23 +246,25 @@ class _Fourier(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, planes: Tensor, weight: Tensor, group: Group, *geometry: tuple[int, ...]) -> Tensor:
         ctx.save_for_backward(planes, weight)
-        ctx.rest = group, geometry
+        ctx.rest, ctx.linear = (group, geometry), is_linear()
         return correlate(group, planes, weight, *geometry)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         planes, weight = ctx.saved_tensors
         group, (kernel_size, stride, padding, dilation) = ctx.rest
-        # gradients of gradients, or many at once: the planar algorithm has them all
-        if torch.is_grad_enabled() or batched(grads[0]):
-            return (*_by_planar(group, planes, weight, grads[0], kernel_size, stride, padding, dilation), *(None,) * 5)
-        found = gradients(group, grads[0], planes, weight, kernel_size, stride, padding, dilation, wanted=ctx.needs_input_grad)
+        with as_linear(ctx.linear):  # which may be asked on another thread
+            # gradients of gradients, or many at once: the planar algorithm has them all
+            if torch.is_grad_enabled() or batched(grads[0]):
+                return (*_by_planar(group, planes, weight, grads[0], kernel_size, stride, padding, dilation), *(None,) * 5)
+            wanted = ctx.needs_input_grad
+            found = gradients(group, grads[0], planes, weight, kernel_size, stride, padding, dilation, wanted=wanted)
         return (*found, *(None,) * 5)
 
 
 def correlate(group: Group, planes: Tensor, weight: Tensor, *geometry: tuple[int, ...]) -> Tensor:
     """The same as `fourier_gcorr`, without gradients."""
-    with torch.autocast(planes.device.type, enabled=False), as_linear(_one_point(planes.shape[2:], *geometry[::2])):
+    with torch.autocast(planes.device.type, enabled=False):
         return _correlate(group, planes, weight, *geometry)
 
 
@@ -285,7 +281,7 @@ def gradients(
 ) -> tuple[Tensor | None, Tensor | None]:
     """The gradients of the planes and of the filters, where they are wanted."""
     d_planes = d_weight = None
-    with torch.autocast(planes.device.type, enabled=False), as_linear(_one_point(planes.shape[2:], kernel_size, padding)):
+    with torch.autocast(planes.device.type, enabled=False):
         if wanted[0]:
             spread = _insert_zeros(dy, stride, planes.shape[2:], kernel_size, padding, dilation)
             pad = tuple(d * (n - 1) - p for d, n, p in zip(dilation, kernel_size, padding, strict=True))
@@ -536,7 +532,7 @@ def _planar_weight_gradient(
     last = planes.stride(1) == 1
     stride, padding, dilation = options
     gradient: Tensor | None
-    if _one_point(planes.shape[2:], kernel_size, padding):  # where cuDNN is slow
+    if is_linear():  # as the planar algorithm there; convolutions without space are slow
         gradient = (dy.flatten(1).mT @ planes.flatten(1)).view(shape)
     else:
         bank = planes.new_empty(1).expand(shape)  # its numbers do not matter
@@ -556,7 +552,7 @@ def _by_planar(
         planes, weight = (t.view_as(t) if t.requires_grad else t.detach().requires_grad_() for t in (planes, weight))
         convolve: Any = (F.conv1d, F.conv2d, F.conv3d)[group.dim - 1]
         bank = expand_filters(weight, table, inverse, math.prod(kernel_size), 1, False, weight.dtype).unflatten(2, kernel_size)
-        if _one_point(planes.shape[2:], kernel_size, padding):
+        if is_linear():
             y = F.linear(planes.flatten(1), bank.flatten(1)).view(dy.shape)
         else:
             y = convolve(planes, bank, None, stride, padding, dilation)

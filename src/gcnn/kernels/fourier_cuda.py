@@ -130,7 +130,7 @@ def _wanted() -> Any:
     return tf32 if isinstance(now, bool) else "tf32" if tf32 else "ieee"
 
 
-PRECISION = Setting(precision_of_products, _set_products, _wanted)  # products in TF32 where convolutions are
+PRECISION = Setting(precision_of_products, _set_products, _wanted)  # products in TF32 where `allows_tf32` says so
 
 
 class Patches:

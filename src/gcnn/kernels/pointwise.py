@@ -112,7 +112,7 @@ def correlate(group: Group, planes: Tensor, weight: Tensor, *geometry: tuple[int
         described(x.movedim(1, 0), (group.order, POINTS // (2 if kept else 1), block_k)),
         described(single, (singles, block_k, CHANNELS)),
         described(paired, (2, block_k, 2 * CHANNELS)), out, largest,
-        tiles, apart, passes, k_in // block_k, len(x), k_out,
+        tiles, apart, passes, k_in // block_k, len(x), k_out // 8,
         constants.steps, constants.coefficients, constants.back, constants.elements, group.order, singles, constants.times[-1],
         *slots(scaled, kept, k_in // block_k), POINTS, num_warps=8, maxnreg=128, launch_pdl=True,
     )  # fmt: skip
@@ -378,7 +378,7 @@ def _coefficients(numbers, hats, slot, power, ROW: gl.constexpr, SINGLES: gl.con
 
 @gluon.jit
 def _multiply(
-    out, hats, powers, filters, paired, hats_ready, hats_free, ready, free, largest, tiles, apart, passes, chunks, points, k_out,
+    out, hats, powers, filters, paired, hats_ready, hats_free, ready, free, largest, tiles, apart, passes, chunks, points, units,
     BACK: gl.constexpr, ELEMENTS: gl.constexpr, S: gl.constexpr, TIMES: gl.constexpr,
 ):  # fmt: skip
     """Eight warps: products, the transform back, the result. The second four have the other half of the channels."""
@@ -398,6 +398,7 @@ def _multiply(
         [[0, 1], [0, 2], [0, 16 if SCALED else 4], [8, 0]], [[0, EACH], [0, 2 * EACH], [1, 0], [2, 0], [4, 0]],
         [[16, 0], [32, 0], [0, 32]], [], [BLOCK_M, BLOCK_N])  # fmt: skip
     whole: gl.constexpr = gl.BlockedLayout([BLOCK_M // 32], [32], [gl.num_warps()], [0])  # all rows in each warp
+    k_out = units * 8  # so the compiler knows that 16 bytes of a point are in one place
     before, step = 0, 0  # steps of maps, steps of filters
     _wait_for_filters()
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
@@ -479,7 +480,7 @@ def _multiply(
 
 @gluon.jit
 def _correlate(
-    x, w, pairs, out, largest, tiles, apart, passes, chunks, points, k_out,
+    x, w, pairs, out, largest, tiles, apart, passes, chunks, points, units,
     STEPS: gl.constexpr, COEFFICIENTS: gl.constexpr, BACK: gl.constexpr, ELEMENTS: gl.constexpr, S: gl.constexpr,
     SINGLES: gl.constexpr, TIMES: gl.constexpr, MAPS: gl.constexpr, HATS: gl.constexpr, FILTERS: gl.constexpr,
     BLOCK_M: gl.constexpr,
@@ -500,7 +501,7 @@ def _correlate(
     barrier()
     gl.warp_specialize([
         (_multiply, (out, hats, powers, filters, paired, hats_ready, hats_free, ready, free, largest, tiles, apart, passes,
-                     chunks, points, k_out, BACK, ELEMENTS, S, TIMES)),
+                     chunks, points, units, BACK, ELEMENTS, S, TIMES)),
         (_transform, (maps, hats, powers, maps_ready, maps_free, hats_ready, hats_free, tiles, chunks, SINGLES, STEPS,
                       COEFFICIENTS)),
         (_fetch_maps, (x, maps, maps_ready, maps_free, tiles, apart, chunks, BLOCK_M // x.block_shape[1])),

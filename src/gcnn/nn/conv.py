@@ -21,7 +21,7 @@ from gcnn.indices import index_table, support
 from gcnn.kernels.expand import index_of
 from gcnn.kernels.fourier import Algorithm, choose
 from gcnn.kernels.planar import Tables
-from gcnn.layout import as_tensor, autocasts, both_sides, fast_form, spread, traced
+from gcnn.layout import as_linear, as_tensor, autocasts, both_sides, fast_form, spread, traced
 from gcnn.nn.module import Device, GModule, check_group, checked_axes, naming
 from gcnn.pooling import on_planes
 
@@ -37,6 +37,7 @@ class _Filters(GModule):
     bias: Tensor | None
     depthwise = False
     """Whether filters see one channel and one element alone."""
+    _ends = ("in_channels", "out_channels")
 
     def __init__(
         self,
@@ -54,11 +55,13 @@ class _Filters(GModule):
         super().__init__(group)
         self.in_channels, self.out_channels = in_channels, out_channels  # for the errors, too
         with naming(self._label()):
-            for name, value in (("groups", groups), ("in_channels", in_channels), ("out_channels", out_channels)):
+            for name, value in (("groups", groups), (self._ends[0], in_channels), (self._ends[1], out_channels)):
                 if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
                     raise ValueError(f"{name} must be a positive whole number, got {value!r}")
                 if value % groups:
                     raise ValueError(f"{name} (={value}) must be divisible by groups (={groups})")
+            if dtype is not None and not (isinstance(dtype, torch.dtype) and (dtype.is_floating_point or dtype.is_complex)):
+                raise ValueError(f"dtype must be a floating point dtype of torch, got {dtype!r}")
             if self.depthwise and out_channels % in_channels:
                 raise ValueError(f"out_channels (={out_channels}) must be a multiple of in_channels (={in_channels})")
             self.in_channels, self.out_channels, self.groups = int(in_channels), int(out_channels), int(groups)
@@ -204,7 +207,9 @@ class _Filters(GModule):
             else:
                 remedy = "an image is lifted to the group by LiftConv first"
         elif x.ndim == group.dim + 3:
-            if self.on_plane:
+            if self.on_plane and group.order % max(1, x.shape[2]):
+                remedy = f"its group {group} has dimension {group.dim}, and this looks like a batch of dimension {group.dim + 1}"
+            elif self.on_plane:
                 remedy = "this is a map on a group already: use GConv, or CosetPool to get an image"
             elif x.shape[2] != cosets:
                 remedy = f"axis 2 counts the {cosets} elements{'' if cosets == group.order else ' (cosets)'} of {group}; "
@@ -485,6 +490,7 @@ class GLinear(_Filters):
     """
 
     _shown: tuple[str, ...] = ("algorithm",)
+    _ends = ("in_features", "out_features")
 
     def __init__(
         self,
@@ -514,9 +520,11 @@ class GLinear(_Filters):
         self._check_dtype(x)
         maps = x.reshape(-1, *x.shape[-2:], *(1,) * self.group.dim)  # (points, K_in, S, 1, ...)
         weight: Tensor = self.weight
-        if not traced() and choose(self.group, maps, weight, self.algorithm) == "fourier":
-            y = correlate(self.group, maps, weight, self.bias, self.kernel_size, algorithm="fourier")
-            return y.view(*x.shape[:-2], self.out_channels, self.group.order)
+        if not traced():
+            with as_linear(True):
+                if choose(self.group, maps, weight, self.algorithm) == "fourier":
+                    y = correlate(self.group, maps, weight, self.bias, self.kernel_size, algorithm="fourier")
+                    return y.view(*x.shape[:-2], self.out_channels, self.group.order)
         bank = transform_filter(self.group, weight, self.kernel_size, self.stabilizer, self._tables(weight))
         y = F.linear(x.mT.flatten(-2), bank.flatten(1), spread(self.bias, self.group.order))  # (..., S K_out)
         return y.unflatten(-1, (self.group.order, self.out_channels)).mT

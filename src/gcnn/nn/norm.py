@@ -50,6 +50,8 @@ class GBatchNorm(nn.modules.batchnorm._BatchNorm):
         bias: bool = True,
     ) -> None:
         check_group("GBatchNorm", group)
+        if not isinstance(num_features, int) or num_features < 1:
+            raise ValueError(f"GBatchNorm({group}): num_features must be a whole number from 1 on, got {num_features!r}")
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype)
         if not bias:  # torch's own argument since 2.13, after the others
             self.register_parameter("bias", None)
@@ -266,9 +268,15 @@ def _check_norm_input(layer: str, group: Group, channels: int, x: Tensor) -> Non
     elements = x.shape[2] if on_group else group.order
     if not x.is_floating_point():
         raise ValueError(f"{layer}({group}, {channels}): expected floating point numbers, got {x.dtype}; use x.float()")
-    if not (image or on_group) or x.shape[1] != channels or elements < 1 or group.order % elements:
+    fits = elements > 0 and group.order % elements == 0
+    if not (image or on_group) or x.shape[1] != channels or not fits:
+        if image and x.shape[1] == channels * group.order:
+            remedy = f"use x.unflatten(1, ({channels}, {group.order})) if these are planes"
+        elif (image or on_group) and fits:
+            remedy = f"it has {x.shape[1]} channels, the norm is of {channels}"
+        else:
+            remedy = f"{group} has {group.order} elements and dimension {group.dim}"
         raise ValueError(
             f"{layer}({group}, {channels}): expected input {shape_text(group, channels)} or an image "
-            f"{shape_text(group, channels, None)}, got {tuple(x.shape)}; "
-            f"use x.unflatten(1, ({channels}, {group.order})) if these are planes"
+            f"{shape_text(group, channels, None)}, got {tuple(x.shape)}; {remedy}"
         )

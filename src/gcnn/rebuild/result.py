@@ -9,12 +9,24 @@ from typing import Any
 from torch import fx, nn
 
 
+def _child(self: nn.Module, key: int | str) -> nn.Module:
+    """The part of that name, or number, as nn.Sequential and the like give theirs."""
+    inside = dict(self.named_children())
+    name = list(inside)[key] if isinstance(key, int) and -len(inside) <= key < 0 else str(key)
+    if name in inside:
+        return inside[name]
+    error = IndexError if name.isdigit() and not any(n.isdigit() and int(n) > int(name) for n in inside) else KeyError
+    raise error(f"{key!r}: the parts of {getattr(self, '_block', 'the network')} are {', '.join(inside) or 'none'}")
+
+
 class Converted(fx.GraphModule):
     """A graph of layers under their old names, whose blocks say that they cannot be called; copies and pickles of it, too."""
 
     def __init__(self, root: nn.Module | dict[str, Any], graph: fx.Graph, class_name: str = "GraphModule") -> None:
         super().__init__(root, graph, class_name)
         _name_blocks(self)
+
+    __getitem__ = _child
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Converted:
         made: Any = super().__deepcopy__(memo)
@@ -29,6 +41,7 @@ class Block(nn.Module):
     """Holds the layers of a block of the old network under their names; the forward of the whole network calls them."""
 
     _block: str
+    __getitem__ = _child
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """An error with the way out."""
