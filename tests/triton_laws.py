@@ -10,7 +10,7 @@ import triton.language as tl
 
 from gcnn import GROUPS
 from gcnn.indices import index_table
-from gcnn.kernels import expand, fourier, fourier_cuda, fused, gather, image, pointwise, pool_stats
+from gcnn.kernels import expand, fourier, fourier_cuda, fused, gather, image, pool_stats
 from gcnn.layout import allows_tf32, as_linear, as_tensor
 
 CPU = torch.device("cpu")
@@ -142,6 +142,10 @@ def fused_transforms() -> None:
 
 def filters_of_points() -> None:
     """The transformed filters of 1x1 layers, by what `gcnn.kernels.pointwise` makes of them; Gluon has no interpreter."""
+    try:
+        from gcnn.kernels import pointwise
+    except ImportError:  # an older Gluon
+        return
     tl.extra.cuda.gdc_launch_dependents = lambda **_: None
     for name, k_out, adjoint in (("p4m", 40, False), ("p4m", 72, True), ("D2h", 8, False), ("p4", 40, True), ("cm", 200, False)):
         group = GROUPS[name]
