@@ -882,12 +882,10 @@ def test_what_is_not_known_for_sure_is_refused(how: Any, layers: dict[str, nn.Mo
         planar(net, example=torch.randn(2, 3, 9, 9))
 
 
-def test_networks_inside_something_else_are_named() -> None:
-    net = nn.Sequential(LiftConv(p4, 3, 4, 3))
-    with pytest.raises(ValueError, match=r"inside a DataParallel; give planar model\.module"):
-        planar(nn.DataParallel(net))
-    with pytest.raises(ValueError, match=r"inside a OptimizedModule; give planar model\._orig_mod"):
-        planar(torch.compile(net))  # type: ignore[arg-type]
+def test_networks_inside_something_else_are_found() -> None:
+    net, x = nn.Sequential(LiftConv(p4, 3, 4, 3)), torch.rand(1, 3, 9, 9)
+    for outer in (nn.DataParallel(net), torch.compile(net), torch.compile(nn.DataParallel(net))):
+        torch.testing.assert_close(planar(outer)(x), net(x))  # type: ignore[arg-type]
 
 
 def test_onnx_files_for_images_of_any_size(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import weight_norm
 
 from common import every_group, plane_groups
-from gcnn import C4, Group, Oh, linem, p1, p4, p4m, p6m
+from gcnn import C4, Group, Oh, linem, p1, p4, p4m, p6m, pm
 from gcnn.functional import act
 from gcnn.lattice import mask_outside
 from gcnn.models import build
@@ -1024,3 +1024,42 @@ def test_functions_over_cosets_of_a_normal_subgroup_are_not_symmetric() -> None:
     assert not explain(Mixes(True), x, p4m, stabilizer=turns).exact
     with pytest.raises(ValueError, match="x is symmetric, element 1 of p4m"):
         equivariance_error(Mixes(False), p4m, torch.ones(2, 2, 4), stabilizer=turns, out_stabilizer=turns)
+
+
+@pytest.mark.parametrize("sides", [(9, 9), (9, 12)])
+@pytest.mark.parametrize("group", [p4m, pm], ids=str)
+@pytest.mark.parametrize("end", ["squeezed", "last", "two last", "labels"])
+def test_images_may_come_without_their_channel_or_with_it_last(end: str, group: Group, sides: tuple[int, int]) -> None:
+    ends: dict[str, Any] = {
+        "squeezed": lambda y: y[:, 0],
+        "last": lambda y: y[:, :1].movedim(1, -1),
+        "two last": lambda y: y[:, :2].movedim(1, -1),
+        "labels": lambda y: y.argmax(1),
+    }
+
+    class Ends(nn.Module):
+        def __init__(self, net: nn.Module) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = ends[end](self.net(x))
+            return y
+
+    x = torch.rand(2, 1, *sides)
+    good, bad = nn.Sequential(LiftConv(group, 1, 3, 3, padding=1), CosetPool(group)), nn.Conv2d(1, 3, 3, padding=1)
+    assert equivariance_error(Ends(good).double(), group, x.double()) < 1e-9
+    assert explain(Ends(good), x, group).exact
+    assert equivariance_error(Ends(bad), group, x) > 0.1
+    assert not explain(Ends(bad), x, group).exact
+
+
+def test_what_is_empty_or_no_image_is_refused() -> None:
+    net = nn.Sequential(LiftConv(p4m, 1, 2, 3), CosetPool(p4m))
+    for call in (equivariance_error, assert_equivariant):
+        with pytest.raises(ValueError, match=r"x is empty, \(0, 1, 9, 9\)"):
+            call(net, p4m, torch.rand(0, 1, 9, 9))
+    with pytest.raises(ValueError, match=r"explain\(model, x, group\): x is empty"):
+        explain(net, torch.rand(0, 1, 9, 9), p4m)
+    with pytest.raises(ValueError, match=r"functions \(N, K, 8\) on p4m, got \(2, 2, 2\); vectors and matrices"):
+        equivariance_error(lambda x: x[:, 0, :2, :2], p4m, torch.rand(2, 1, 9, 9))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gcnn.groups import Group, Subgroup
 
@@ -64,6 +64,16 @@ def check_tensor(who: str, x: Any) -> None:
     """Raises a TypeError for an array of numpy, a list ..."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{who}: expected a tensor, got {type(x).__name__}; use torch.as_tensor(x)")
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The network itself, inside what torch.compile, DataParallel and DistributedDataParallel make of it."""
+    while type(model).__module__.startswith(("torch.nn.parallel", "torch._dynamo")):
+        inner = getattr(model, "module", None) or getattr(model, "_orig_mod", None)
+        if not isinstance(inner, nn.Module):
+            break
+        model = inner
+    return model
 
 
 def check_reduce(reduce: str) -> None:

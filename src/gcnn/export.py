@@ -21,6 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from gcnn import lattice
+from gcnn.checks import unwrapped
 from gcnn.files import write_file
 from gcnn.onnxfile import in_the_plane, onnx_model, others, sides_of
 from gcnn.planes import Planar, is_layer
@@ -62,9 +63,7 @@ def planar(model: nn.Module, fold: bool = False, example: Tensor | tuple[Tensor,
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"planar: expected a network, an nn.Module, got {type(model).__name__}")
-    for inside in ("module", "_orig_mod"):  # of DataParallel and its like, and of torch.compile
-        if type(model).__module__.startswith(("torch.nn.parallel", "torch._dynamo")) and hasattr(model, inside):
-            raise ValueError(f"planar: the network is inside a {type(model).__name__}; give planar model.{inside}")
+    model = unwrapped(model)
     for name, m in model.named_modules():
         if is_layer(m):
             _check_hooks(name or "the layer", m)

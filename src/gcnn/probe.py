@@ -50,6 +50,12 @@ def turn(group: Group, h: int, y: Tensor, stabilizer: Subgroup | None = None) ->
     if y.ndim < 3:
         return y  # (N, K): no place, no element
     if y.ndim == 3 and group.dim > 1:
+        cosets = group.order // len(group.check_subgroup(stabilizer))
+        if y.shape[2] not in (1, cosets):
+            raise ValueError(
+                f"expected numbers (N, K), which stay, or functions (N, K, {cosets}) on {group}, got {tuple(y.shape)}; vectors "
+                "and matrices, which turn otherwise, cannot be examined; gcnn.functional.act turns images for a test of your own"
+            )
         return turn(group, h, y.reshape(*y.shape, *(1,) * group.dim), stabilizer).reshape(y.shape)  # (N, K, S)
     if y.ndim == group.dim + 3 and y.shape[2] == 1:
         stabilizer = range(group.order)  # one coset, the whole group
@@ -64,6 +70,20 @@ def first_map(inputs: Sequence[Tensor], dim: int) -> int:
 def inside(group: Group, y: Tensor) -> Tensor:
     """`y` with zeros outside the domain, where it is a map or an image."""
     return mask_outside(group, y) if y.ndim >= group.dim + 2 else y
+
+
+def laid_out(group: Group, y: Any, inputs: Sequence[Tensor]) -> Any:
+    """A result as (N, K, *X) where its shape says that it is an image without its only channel, or with its channels last."""
+    d, space = group.dim, inputs[first_map(inputs, group.dim)].shape[-group.dim :]
+    if not isinstance(y, Tensor) or d == 1:
+        return y
+    # a result that turns has equal sides where the input has them and the group mixes all axes
+    square = len(set(space)) == 1 == len(group.axis_classes)
+    if y.ndim == d + 1 and (d > 2 or group.order % max(1, y.shape[2])) and (square or y.shape[1:] == space):
+        return y.unsqueeze(1)
+    sides = y.shape[1:-1]
+    last = y.ndim == d + 2 and sides[-1] != y.shape[-1] and ((square and len(set(sides)) == 1 < sides[0]) or sides == space)
+    return y.movedim(-1, 1) if last else y
 
 
 def numbers_of(y: Tensor) -> Tensor:
@@ -143,7 +163,7 @@ class Probe:
                 last = output.shape
 
         try:
-            self.output = self._run(x, before, after)
+            self.output = laid_out(self.group, self._run(x, before, after), x)
         except (ValueError, RuntimeError) as error:
             call = self.calls[-1] if self.calls else None
             if call is None:
@@ -187,6 +207,10 @@ class Probe:
                 first = f", or CosetPool({group}) first, which makes an image of it" if "Norm" not in name else ""
                 return f"; this is a map (N, K, {group.order}, ...): use {name}({group}, ...) on it{first}", True
         return f"; on maps (N, K, {group.order}, ...) use the layers of gcnn.nn", False
+
+    def says_the_same(self, x: tuple[Tensor, ...]) -> bool:
+        """Whether the model returns for x just what it has returned before."""
+        return torch.equal(laid_out(self.group, self.model(*x), x), self.output)
 
     def sees_a_fault(self) -> bool:
         """Whether a layer, or the code around the layers, was off so far."""
@@ -263,7 +287,7 @@ class Probe:
             last = found
             return _overwritten(output, last.value)
 
-        y = self._run(moved, before, after)
+        y = laid_out(self.group, self._run(moved, before, after), moved)
         size = float(numbers_of(self.output).abs().max())
         self.after = larger(self.after, min(distance(self.group, y, t, size) for t in self.outputs(h)))
 

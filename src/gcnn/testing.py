@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gcnn.checks import shape_text
+from gcnn.checks import shape_text, unwrapped
 from gcnn.groups import Group, Subgroup
-from gcnn.probe import Probe, Row, distance, first_map, inside, larger, leaves, numbers_of, sizes_that_fit, turn
+from gcnn.probe import Probe, Row, distance, first_map, inside, laid_out, larger, leaves, numbers_of, sizes_that_fit, turn
 
 __all__ = ["Explanation", "Row", "assert_equivariant", "equivariance_error", "exact_sizes", "explain"]
 
@@ -42,7 +42,8 @@ def equivariance_error(
 
     `x` is an image (N, K, *X), a G-map (N, K, S, *X), a function (N, K, S) or a map over the cosets of `stabilizer`. An output
     (N, K, *X) must turn as an image does, (N, K, S, *X) and (N, K, S) as maps on the group, or on the cosets of
-    `out_stabilizer`; an output (N, K) must not change. A module runs in the mode it is in, as a copy, so that no statistic of
+    `out_stabilizer`; an output (N, K) must not change. An image may come without its only channel or with its channels last,
+    where its shape says so. A module runs in the mode it is in, as a copy, so that no statistic of
     it moves (a function that calls one is not copied). On a hexagonal lattice only the cells of the domain count. A module of
     several inputs, such as two images of one place, gets them as a tuple; all of them are turned, but for numbers (N, K).
 
@@ -95,11 +96,13 @@ def _worst(
         y = module(*(t.clone() for t in inputs))
         if not isinstance(y, Tensor):
             raise TypeError(f"{who}: expected a module that returns one tensor, got {type(y).__name__}; wrap it")
+        y = laid_out(group, y, inputs)
         size = float(inside(group, numbers_of(y)).abs().max())
         worst, where = 0.0, 0
         for h in range(group.order):
             turned = turn(group, h, y, out_stabilizer)
-            error = distance(group, module(*(turn(group, h, t, stabilizer) for t in inputs)), turned, size)
+            moved = tuple(turn(group, h, t, stabilizer) for t in inputs)
+            error = distance(group, laid_out(group, module(*moved), moved), turned, size)
             if larger(worst, error) is error:
                 worst, where = error, h
     return worst, where, size
@@ -145,6 +148,8 @@ def _checked_inputs(call: str, group: Group, x: Input, stabilizer: Subgroup | No
                 f"{call}: expected {which} {shape_text(group, 'K', None)} or {shape_text(group, 'K')}, got {tuple(t.shape)}"
                 + (f"; a batch axis is missing if this is one sample: {which}{missing}" if missing else "")
             )
+    if not all(t.numel() for t in inputs):
+        raise ValueError(f"{call}: x is empty, {', '.join(str(tuple(t.shape)) for t in inputs)}, so that nothing can be compared")
     if not all(torch.isfinite(t).all() for t in inputs):
         raise ValueError(f"{call}: x holds NaN or infinite values")
     inputs = tuple(inside(group, t) for t in inputs)
@@ -236,18 +241,18 @@ def explain(model: nn.Module, x: Input, group: Group, stabilizer: Subgroup | Non
         raise TypeError(f"explain: expected an nn.Module, got {type(model).__name__}")
     group, x = _in_order(group, x)
     inputs = _checked_inputs("explain(model, x, group)", group, x, stabilizer)
-    model = _copied(getattr(model, "_orig_mod", model)).eval()  # what torch.compile wraps
+    model = _copied(unwrapped(model)).eval()
     few = generators(group)
     runs = 2 + math.ceil((group.order - 1) / _at_once(inputs)) + len(few)
     with torch.no_grad(), _as_written(), _progress(leaves(model), runs):
         for seed in range(8):  # a layer that shaking has killed would hide faults
             probe, inputs, whole = _compared(_shaken(copy.deepcopy(model), seed), inputs, group, stabilizer)
-            dead = whole <= probe.tolerance and torch.equal(probe.model(*map(_nearby, inputs)), probe.output)
+            dead = whole <= probe.tolerance and probe.says_the_same(tuple(map(_nearby, inputs)))
             if not dead:
                 break
         if dead:  # what decides, as argmax does, answers otherwise to quite other inputs
             others = (tuple(_elsewhere(t, seed) for t in inputs) for seed in range(1, 9))
-            dead = all(torch.equal(probe.model(*each), probe.output) for each in others)
+            dead = all(probe.says_the_same(each) for each in others)
         probe.measure(inputs, few)
         if not whole <= probe.tolerance and not probe.sees_a_fault():  # one that shows on this very x under others only
             probe.measure(inputs, sorted({*range(1, group.order)}.difference(few)))
@@ -277,7 +282,7 @@ def _compared(
     whole, size = 0.0, float(numbers_of(y).abs().max())
     turned = [tuple(turn(group, h, t, stabilizer) for t in inputs) for h in range(1, group.order)]
     for h, found in enumerate(_answers(probe.model, turned), 1):
-        whole = larger(whole, min(distance(group, found, t, size) for t in probe.outputs(h)))
+        whole = larger(whole, min(distance(group, laid_out(group, found, turned[h - 1]), t, size) for t in probe.outputs(h)))
     return probe, inputs, whole
 
 
@@ -322,7 +327,7 @@ def exact_sizes(model: nn.Module, x: Input, group: Group) -> list[int]:
             f"{group} and {shapes or 'an empty tuple'}"
         )
     with torch.no_grad(), _as_written():
-        return _fitting(_copied(getattr(model, "_orig_mod", model)).eval(), inputs, group)
+        return _fitting(_copied(unwrapped(model)).eval(), inputs, group)
 
 
 def _fitting(model: nn.Module, inputs: tuple[Tensor, ...], group: Group, most: int = 100) -> list[int]:

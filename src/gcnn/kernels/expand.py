@@ -136,15 +136,20 @@ def _collect(
     index: Tensor | None = None,
 ) -> Tensor:
     if index is not None and index.ndim > 1 and bank.dtype == dtype and dtype in (torch.float32, torch.float64):
-        return bank.take(index).sum(0)
+        return _usual(bank.take(index).sum(0))
     wide = torch.promote_types(dtype, torch.float32)
     if index is not None and index.ndim > 1:
-        return bank.take(index).sum(0, dtype=wide).to(dtype)
+        return _usual(bank.take(index).sum(0, dtype=wide).to(dtype))
     (s, q), k_out = inverse.shape, bank.shape[0] // inverse.shape[0]
     k_in = bank.shape[1] * cells // table.shape[1]
     index = rows_of(table, inverse, k_out, groups)[1] if index is None else index
     copies = bank.movedim(1, -1).reshape(-1, k_in).index_select(0, index).view(s, k_out, q, k_in)
-    return copies.sum(0, dtype=wide).to(dtype).transpose(1, 2)  # (K_out, K_in, Q)
+    return _usual(copies.sum(0, dtype=wide).to(dtype).transpose(1, 2))
+
+
+def _usual(weight: Tensor) -> Tensor:
+    """(K_out, K_in, Q) with the stride that a new tensor has along a K_in of 1; DistributedDataParallel warns of others."""
+    return weight.squeeze(1).unsqueeze(1) if weight.shape[1] == 1 else weight
 
 
 def expand(*arguments: Any) -> Tensor:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
-from gcnn.checks import unknown
+from gcnn.checks import unknown, unwrapped
 from gcnn.files import write_file
 from gcnn.groups import Group
 
@@ -65,6 +65,7 @@ def save(model: nn.Module, path: str | Path, overwrite: bool = False, **about: A
         raise FileNotFoundError(f"save: there is no folder {path.parent}; make it first")
     if not isinstance(model, nn.Module):
         raise TypeError(f"save: expected a network, an nn.Module, got {type(model).__name__}")
+    model = unwrapped(model)
     # shared ones each by itself
     tensors = {name: t.detach().cpu().clone().contiguous() for name, t in model.state_dict().items()}
     meta = {
@@ -151,6 +152,16 @@ def read(path: str | Path, what: str = "weights") -> tuple[dict[str, Any], dict[
     return tensors, meta
 
 
+def _prefix(names: Collection[str], others: Collection[str]) -> str:
+    """The module of a larger network, of which these are names, that has all of the first; or nothing."""
+    first = next(iter(names), "")
+    for other in others:
+        prefix = other.removesuffix(first)
+        if other.endswith(f".{first}") and all(prefix + name in others for name in names):
+            return prefix.removesuffix(".")
+    return ""
+
+
 def load_into(model: nn.Module, path: str | Path, skip: Sequence[str] = ()) -> nn.Module:
     """The model with the weights of a file, which must be of the same groups and shapes; else the model is as it was.
 
@@ -163,6 +174,7 @@ def load_into(model: nn.Module, path: str | Path, skip: Sequence[str] = ()) -> n
         raise ValueError(
             "load_into: the network is on the meta device, which holds no numbers; use model.to_empty(device=...) first"
         )
+    outer, model = model, unwrapped(model)
     tensors, meta = read(path)
     try:
         theirs, ours = dict(meta.get("groups", [])), dict(groups_of(model))
@@ -185,7 +197,11 @@ def load_into(model: nn.Module, path: str | Path, skip: Sequence[str] = ()) -> n
         skipped |= inside
     if other := sorted(name for name in names - skipped if expected.get(name) != found.get(name)):
         first, modules = other[0], sorted({name.rpartition(".")[0] or name for name in other})
-        if len(modules) <= 2:
+        if prefix := _prefix(expected, found):
+            way_out = f"the file is of a larger network, which has this one as {prefix!r}: load that one, or save this part alone"
+        elif prefix := _prefix(found, expected):
+            way_out = f"the file is of a part of this network: load_into(model.{prefix}, path)"
+        elif len(modules) <= 2 and names - skipped - {n for n in names for m in modules if f"{n}.".startswith(f"{m}.")}:
             way_out = f"load_into(model, path, skip={(*asked, *modules)}) takes the rest of the weights"
         else:
             way_out = "make the network with the options that the other was made with"
@@ -202,4 +218,4 @@ def load_into(model: nn.Module, path: str | Path, skip: Sequence[str] = ()) -> n
                 + (f"; load_into(model, path, skip={(*asked, layer)}) takes it for another layer" if layer else "")
             )
     model.load_state_dict({name: t for name, t in tensors.items() if name not in skipped}, strict=False)  # looked at above
-    return model
+    return outer
