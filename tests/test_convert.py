@@ -237,7 +237,7 @@ def test_bad_options(options: dict[str, Any], words: str) -> None:
 
 
 def test_other_bad_arguments() -> None:
-    with pytest.raises(TypeError, match=r"expected an nn.Module, got 3"):
+    with pytest.raises(TypeError, match=r"expected an nn.Module, got int; weights alone go"):
         convert(3, p4)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"expected the network first, convert\(net, p4\), got the group"):
         convert(p4, SmallResNet())  # type: ignore[arg-type]
@@ -2864,6 +2864,11 @@ def test_blocks_of_a_converted_network_say_that_they_cannot_be_called(again: Any
         net.body(x)
     with pytest.raises(NotImplementedError, match=r"^body cannot be called"):
         nn.Sequential(*net.children())(x)
+    assert net.body[0] is net.get_submodule("body.0") is net["body"][-len(list(net.body))]
+    with pytest.raises(IndexError, match=r"9: the parts of body are 0"):
+        net.body[9]
+    with pytest.raises(KeyError, match=r"'head': the parts of the network are body, last"):
+        net["head"]
     for register in (net.last.register_forward_hook, net.last.register_forward_pre_hook):
         with pytest.warns(UserWarning, match=r"^last never runs a hook: .* such as last\.conv$"):
             register(lambda *_: None)

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from gcnn import Oh, line, p4, p4m, p6, p6m, pm
+from gcnn import Oh, line, linem, p4, p4m, p6, p6m, plot, pm
 from gcnn.export import planar
 from gcnn.functional import act, correlate, gcorr, planar_gcorr, planar_gcorr_transpose, transform_filter
-from gcnn.lattice import domain_mask
-from gcnn.models import build
+from gcnn.lattice import domain_mask, hexagon, mask_outside, to_hexagonal, to_square
+from gcnn.models import build, save
 from gcnn.nn import (
     CosetPool,
     GAdaptiveAvgPool,
@@ -33,6 +33,7 @@ from gcnn.nn import (
     Restrict,
 )
 from gcnn.pooling import adaptive_avg_pool, avg_pool, upsample
+from gcnn.train import Config, train
 
 
 def zeros(*shape: int) -> Tensor:
@@ -40,6 +41,7 @@ def zeros(*shape: int) -> Tensor:
 
 
 ONE: Any = 1  # where something else belongs
+WORD: Any = "p4"
 # called without a group
 FORGOTTEN: list[Any] = [LiftConv, GConv, GConvTranspose, GLinear, GMaxPool, Restrict, GLayerNorm, GBatchNorm, GDepthwiseConv]
 MIXED = r"must be equal along axes \(0, 1\), which p4 mixes"
@@ -240,6 +242,12 @@ AT_CONSTRUCTION: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: GUpsample(p4, scale_factor=1.5), ValueError, r"scale_factor must be a whole number or 2 of them for p4, got 1.5"),  # type: ignore[arg-type]
     (lambda: GUpsample(p4, 9, mode="cubic"), ValueError, r'mode must be "nearest" or "linear", got \'cubic\''),
     (lambda: GUpsample(p4, 9, align_corners=True), ValueError, r'align_corners \(=True\) is an option of mode="linear"'),
+    (lambda: GBatchNorm(p4m, -4), ValueError, r"GBatchNorm\(p4m\): num_features must be a whole number from 1 on, got -4"),
+    (lambda: GLinear(p4m, -4, 5), ValueError, r"in_features must be a positive whole number, got -4"),
+    (lambda: LiftConv(p4, 1, 2, 3, dtype=torch.int32), ValueError, r"dtype must be a floating point dtype .* got torch.int32"),
+    (lambda: GPool(p4m, ONE), TypeError, r"GPool\(p4m\): domain must list pairs \(s, t\) .* got 1"),
+    (lambda: build("unet", group=p4, width=-1), ValueError, r"build\('unet'\): width must be a positive whole number, got -1"),
+    (lambda: hexagon(-3), ValueError, r"sizes are 0 or more, got \(-3, -3\)"),
     (lambda: GUpsample(p6, scale_factor=2), ValueError, r'a hexagonal lattice is enlarged by a scale_factor with mode="linear"'),
 ]
 
@@ -339,6 +347,23 @@ IN_FORWARD: list[tuple[Callable[[], Any], str]] = [
         lambda: GMaxPool(p4m, 2)(zeros(2, 3, 5, 8, 8)),
         r"GMaxPool\(p4m\): expected input .*, got \(2, 3, 5, 8, 8\); p4m has 8 elements",
     ),
+    (
+        lambda: LiftConv(p4, 1, 2, 3)(zeros(2, 1, 20, 20, 20)),
+        r"got \(2, 1, 20, 20, 20\); its group p4 has dimension 2, and this looks like a batch of dimension 3",
+    ),
+    (lambda: LiftConv(linem, 3, 2, 3)(zeros(2, 3, 25, 25)), r"its group linem has dimension 1, .* a batch of dimension 2"),
+    (lambda: LiftConv(p4, 1, 2, 3)(zeros(2, 1, 4, 9, 9)), r"this is a map on a group already: use GConv"),
+    (lambda: LiftConv(p4, 1, 2, 3)(zeros(2, 1, 9, 9) + 0j), r"got torch.complex64; use x.abs\(\), or x.real and x.imag"),
+    (lambda: GBatchNorm(p4m, 8)(zeros(2, 4, 8, 9, 9)), r"got \(2, 4, 8, 9, 9\); it has 4 channels, the norm is of 8"),
+    (lambda: GBatchNorm(p4m, 8)(zeros(2, 64, 9, 9)), r"use x.unflatten\(1, \(8, 8\)\) if these are planes"),
+    (lambda: GLayerNorm(p4m, 8)(zeros(2, 8, 3, 9, 9)), r"p4m has 8 elements and dimension 2"),
+    *(
+        (lambda layer=layer: layer(zeros(1, 2, 4, 9, 9).byte()), r"expected floating point numbers, got torch.uint8; use x.float")
+        for layer in (GAvgPool(p4, 3), GAdaptiveAvgPool(p4, 1), GUpsample(p4, scale_factor=3), CosetPool(p4, reduce="mean"))
+    ),
+    (lambda: GMaxPool(p4, 3)(zeros(1, 2, 4, 9, 9).bool()), r"GMaxPool\(p4\): expected floating point numbers, got torch.bool"),
+    (lambda: to_square(zeros(1, 1, 9, 9), (-1, 3)), r"to_square: size must be positive, got \(-1, 3\)"),
+    (lambda: to_hexagonal(zeros(1, 1, 9, 9), 2), r"must be one odd number, .* got 2"),
     (lambda: GMaxPool(p6m, 3)(zeros(9, 9)), r"GMaxPool\(p6m\): expected input"),
     (lambda: GUpsample(p4m, scale_factor=2)(zeros(2, 3, 3, 8, 8)), r"GUpsample\(p4m\): expected input"),
     (lambda: GAdaptiveAvgPool(p4m, 1)(zeros(2, 3, 3, 8, 8)), r"GAdaptiveAvgPool\(p4m\): expected input"),
@@ -380,3 +405,27 @@ def test_arrays_are_no_tensors(layer: Any) -> None:
         TypeError, match=rf"{type(layer).__name__}\(p4.*: expected a tensor, got ndarray; use torch.as_tensor\(x\)"
     ):
         layer(zeros(1, 1, 4, 8, 8).numpy())
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x: act(p4, 1, x.numpy()), r"act\(group, h, x\): expected .* got Group, int, ndarray"),
+        (lambda x: act(p4, x, ONE), r"got Group, Tensor, int"),
+        (lambda x: act(WORD, 1, x), r"got str, int, Tensor"),
+        (lambda x: to_hexagonal(x.numpy()), r"to_hexagonal: expected a tensor, got ndarray"),
+        (lambda x: mask_outside(p6, x.numpy()), r"mask_outside: expected a tensor, got ndarray"),
+        (lambda x: plot.action(WORD, x[0], 1), r"plot: expected a Group and a tensor, got str and Tensor"),
+        (lambda x: save(WORD, x), r"save\(model, path\): expected a network and a path, got str and Tensor"),
+        (lambda x: train(Config(), data=x), r"train: expected a Config, and as data a gcnn.data.Dataset, got Config and Tensor"),
+    ],
+    ids=range(8),
+)
+def test_functions_say_what_they_take(call: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        call(torch.rand(1, 1, 9, 9))
+
+
+def test_one_number_is_enough_for_square_sizes() -> None:
+    assert to_square(to_hexagonal(torch.rand(1, 1, 9, 9)), 7).shape == (1, 1, 7, 7)
+    assert torch.equal(domain_mask(p6, 9), domain_mask(p6, (9, 9)))

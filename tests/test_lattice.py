@@ -119,7 +119,7 @@ def test_wrong_arguments_say_why() -> None:
         to_hexagonal(torch.zeros(1, 1, 8, 8, dtype=torch.uint8))
     with pytest.raises(ValueError, match=r"to_square: expected floating point images \(N, K, H, W\), got torch.float32 \(8, 8\)"):
         to_square(torch.zeros(8, 8), (8, 8))
-    with pytest.raises(ValueError, match="the size of a hexagonal map must be odd, so that a cell lies at its centre; got 8"):
+    with pytest.raises(ValueError, match="a hexagonal map must be one odd number, so that a cell lies at its centre; got 8"):
         to_hexagonal(torch.zeros(1, 1, 8, 8), 8)
     with pytest.raises(ValueError, match=r"to_square: a hexagonal map has equal sizes, got \(11, 9\)"):
         to_square(torch.zeros(1, 1, 11, 9), (9, 9))

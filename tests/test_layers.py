@@ -863,3 +863,16 @@ def test_factors_of_upsampling_may_be_whole_floats() -> None:
     factors: list[Any] = [2, 2.0, (2.0, 2), [2, 2.0]]
     for factor in factors:
         assert GUpsample(p4, scale_factor=factor)(torch.rand(1, 2, 4, 4, 4)).shape[3:] == (8, 8)
+
+
+@pytest.mark.parametrize(("k_in", "k_out", "groups"), [(1, 4, 1), (3, 4, 1), (8, 8, 8), (2, 1, 1)])
+@pytest.mark.parametrize("algorithm", ["planar", "fourier"])
+def test_gradients_have_the_strides_of_the_weights(algorithm: Any, k_in: int, k_out: int, groups: int) -> None:
+    # DistributedDataParallel warns where they have not, and copies
+    conv = GConv(p4, k_in, k_out, 3, groups=groups, algorithm=algorithm)
+    conv(torch.rand(2, k_in, 4, 9, 9)).sum().backward()
+    lift = LiftConv(p4, k_in, k_out, 3)
+    lift(torch.rand(2, k_in, 9, 9)).sum().backward()
+    for layer in (conv, lift):
+        assert layer.weight.grad is not None
+        assert layer.weight.grad.stride() == layer.weight.stride()

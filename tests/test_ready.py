@@ -20,7 +20,7 @@ from gcnn.data import digits
 from gcnn.export import planar, to_onnx
 from gcnn.lattice import mask_outside
 from gcnn.models import ALIASES, EXAMPLES, MODELS, build, load, load_into, save
-from gcnn.nn import GBatchNorm, GConv, LiftConv
+from gcnn.nn import CosetPool, GBatchNorm, GConv, LiftConv
 from gcnn.runs import group_of
 from gcnn.testing import equivariance_error
 
@@ -195,6 +195,34 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"does not say which network.*load_into"):
         load(tmp_path / "own.safetensors")
     assert all(torch.equal(v, before[k]) for k, v in ours.state_dict().items())
+
+
+def test_weights_of_compiled_and_larger_networks(tmp_path: Path) -> None:
+    def small() -> nn.Module:
+        return nn.Sequential(LiftConv(p4, 1, 2, 3), CosetPool(p4))
+
+    class Holds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = small()
+
+    compiled: Any = torch.compile(nn.DataParallel(small()))
+    path, larger = tmp_path / "compiled.safetensors", tmp_path / "larger.safetensors"
+    save(compiled, path)
+    nets: list[Any] = [small(), torch.compile(small())]
+    for net in nets:
+        assert load_into(net, path) is net
+        for a, b in zip(net.parameters(), compiled.parameters(), strict=True):
+            assert torch.equal(a, b)
+    save(Holds(), larger)
+    with pytest.raises(ValueError, match=r"a larger network, which has this one as 'model': load that one, or save this part"):
+        load_into(small(), larger)
+    with pytest.raises(ValueError, match=r"of a part of this network: load_into\(model\.model, path\)"):
+        load_into(Holds(), path)
+    with pytest.raises(
+        ValueError, match=r"make the network with the options that the other was made with"
+    ):  # nothing is left to take
+        load_into(nn.Sequential(LiftConv(p4, 1, 3, 3), CosetPool(p4)), path)
 
 
 def test_heads_for_another_number_of_classes(tmp_path: Path) -> None:

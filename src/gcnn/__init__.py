@@ -1,5 +1,7 @@
 """Group equivariant convolution for PyTorch: groups here, layers in `gcnn.nn`, functions in `gcnn.functional`."""
 
+from typing import TYPE_CHECKING
+
 from gcnn import functional as functional
 from gcnn import lattice as lattice
 from gcnn import nn as nn
@@ -114,3 +116,13 @@ __all__ = [
     "pm",
     "pmm",
 ]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        """The modules that are imported when they are first asked for: `import gcnn` alone takes no longer for them."""
+        if name not in ("data", "export", "models", "train"):
+            raise AttributeError(f"module 'gcnn' has no attribute {name!r}")
+        from importlib import import_module
+
+        return import_module(f"gcnn.{name}")

@@ -166,7 +166,7 @@ def _with_modes_of(model: nn.Module, made: nn.Module) -> None:
 
 def _check_options(model: nn.Module, group: Group, keep: Keep, pool: str | None, weights: bool, example: Any) -> None:
     if not isinstance(model, nn.Module):
-        raise TypeError(f"convert: expected an nn.Module, got {model!r}")
+        raise TypeError(f"convert: expected an nn.Module, got {type(model).__name__}; weights alone go into their network first")
     if keep not in ("params", "channels", "cost"):
         raise ValueError(f'convert: keep must be "params", "channels" or "cost", got {keep!r}')
     if pool not in ("mean", "max", None):

@@ -119,6 +119,8 @@ def to_onnx(
     path = Path(path)
     if not path.parent.is_dir():
         raise FileNotFoundError(f"to_onnx: there is no folder {path.parent}; make it first")
+    if about is not None and not isinstance(about, dict):
+        raise TypeError(f"to_onnx: about must be a dict of words, got {about!r}")
     if path.exists() and not overwrite:
         raise FileExistsError(f"to_onnx: {path} is there already; choose another name, or overwrite=True")
     if {p.dtype for p in model.parameters()} | {t.dtype for t in given} != {torch.float32}:
@@ -129,7 +131,10 @@ def to_onnx(
     with torch.no_grad(), in_eval(model):
         expected = model(*_copies(there))
     if not isinstance(expected, Tensor):
-        raise ValueError(f"to_onnx: expected a network that returns one tensor, got {type(expected).__name__}")
+        raise ValueError(
+            f"to_onnx: expected a network that returns one tensor, got {type(expected).__name__}; wrap it in a module "
+            "whose forward returns the one that is wanted"
+        )
     for part in plain.modules():
         for node in part.graph.nodes if isinstance(part, fx.GraphModule) else ():
             if node.kwargs.get("mode") == "nearest-exact":  # onnxruntime's own rounds as it should, and is faster than a gather
@@ -143,7 +148,7 @@ def to_onnx(
     two = [t if len(t) > 1 else t.repeat(2, *(1,) * (t.ndim - 1)) for t in here]  # one alone would be fixed
     file = onnx_model(plain, tuple(two), any_size)
     for key, value in (about or {}).items():
-        file.metadata_props.add(key=key, value=value)
+        file.metadata_props.add(key=str(key), value=str(value))
     content = file.SerializeToString()
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
 
@@ -332,6 +337,8 @@ def _inputs(model: nn.Module, example: Tensor | tuple[Tensor, ...]) -> list[Any]
     like = next(model.parameters(), None)
     if not all(isinstance(t, Tensor) for t in given[:1]):
         raise TypeError(f"planar: expected an example image, a tensor, or a tuple of all inputs, got {type(given[0]).__name__}")
+    if any(isinstance(t, Tensor) and not t.numel() for t in given):
+        raise ValueError("planar: the example is empty, so that nothing can be compared; give at least one image")
     if like is None:
         return list(given)
     return [t.to(like.device, like.dtype if t.is_floating_point() else None) if isinstance(t, Tensor) else t for t in given]

@@ -174,6 +174,8 @@ def _check_plane(group: Group) -> None:
 
 
 def _planes(group: Group, x: Tensor) -> Tensor:
+    if not isinstance(group, Group) or not isinstance(x, Tensor):
+        raise TypeError(f"plot: expected a Group and a tensor, got {type(group).__name__} and {type(x).__name__}")
     _check_plane(group)
     if x.ndim != 3 or x.shape[0] != group.order:
         raise ValueError(

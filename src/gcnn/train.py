@@ -87,6 +87,10 @@ def train(
 
     Started by torchrun, trains with DistributedDataParallel: the batch is divided among the processes, the first one writes.
     """
+    if not isinstance(config, Config) or not isinstance(data, Dataset | None):
+        raise TypeError(
+            f"train: expected a Config, and as data a gcnn.data.Dataset, got {type(config).__name__} and {type(data).__name__}"
+        )
     folder = Path(out) if out is not None else None
     if folder is not None and folder.is_file():
         raise FileExistsError(f"{folder} is a file; a run is written to a folder, choose another one with --out")

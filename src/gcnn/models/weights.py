@@ -58,6 +58,8 @@ def save(model: nn.Module, path: str | Path, overwrite: bool = False, **about: A
         from safetensors.torch import save as pack
     except ImportError as error:
         raise ImportError(NEEDED) from error
+    if not isinstance(path, str | Path):
+        raise TypeError(f"save(model, path): expected a network and a path, got {type(model).__name__} and {type(path).__name__}")
     path = Path(path)
     if path.exists() and not overwrite:
         raise FileExistsError(f"{path} is there already; choose another name, or save(..., overwrite=True)")

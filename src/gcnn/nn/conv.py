@@ -187,7 +187,8 @@ class _Filters(GModule):
         if x.ndim == group.dim + 1 + len(expected) and x.shape[1 : 1 + len(expected)] == expected:
             if not x.is_floating_point():
                 raise ValueError(
-                    f"{self._label()}: expected floating point numbers, got {x.dtype}; use x.float() / 255 for bytes"
+                    f"{self._label()}: expected floating point numbers, got {x.dtype}; use "
+                    + ("x.abs(), or x.real and x.imag as two channels" if x.is_complex() else "x.float() / 255 for bytes")
                 )
             self._check_dtype(x)
             return

@@ -58,6 +58,10 @@ class GModule(nn.Module):
             remedy = f"{group} has {group.order} elements and dimension {group.dim}"
         raise ValueError(f"{self._label()}: expected {expected}, got {tuple(x.shape)}; {remedy}")
 
+    def _check_floating(self, x: Tensor) -> None:
+        if not (x.is_floating_point() or x.is_complex()):
+            raise ValueError(f"{self._label()}: expected floating point numbers, got {x.dtype}; use x.float()") from None
+
     def _check_window(
         self, x: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...], padding: Sequence[int], dilation: tuple[int, ...]
     ) -> None:

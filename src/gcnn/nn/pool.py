@@ -43,6 +43,7 @@ class _Window(GModule):
             return pool(self.group, x, self.kernel_size, self.stride, self.padding, option, self._taps)
         except (RuntimeError, ValueError):
             self._check_window(x, self.kernel_size, self.stride, self.padding, self.dilation)  # the likeliest reason
+            self._check_floating(x)
             raise
 
 
@@ -122,6 +123,7 @@ class GAdaptiveAvgPool(GModule):
     def forward(self, x: Tensor) -> Tensor:
         """The means of `x` over equal parts of space."""
         self._check_map(x)
+        self._check_floating(x)
         return pooling.adaptive_avg_pool(self.group, x, self.output_size)
 
 
@@ -171,6 +173,7 @@ class GUpsample(GModule):
     def forward(self, x: Tensor) -> Tensor:
         """`x`, enlarged."""
         self._check_map(x)
+        self._check_floating(x)
         return pooling.upsample(self.group, x, self.size, self.scale_factor, self.mode, self.align_corners, self._tent)
 
 
@@ -201,6 +204,8 @@ class CosetPool(GModule):
         check_tensor(self._label(), x)
         if x.ndim != 3:
             self._check_map(x, image=False, cosets=False)
+        if self.reduce == "mean":
+            self._check_floating(x)
         return pooling.coset_pool(self.group, x, self.subgroup, self.reduce, self._members)
 
 
@@ -219,6 +224,8 @@ class GPool(GModule):
 
     def __init__(self, group: Group, domain: Iterable[tuple[int, Sequence[int]]], reduce: Reduce = "max") -> None:
         super().__init__(group)
+        if not isinstance(domain, Iterable):
+            raise TypeError(f"GPool({group}): domain must list pairs (s, t) of an element and a translation, got {domain!r}")
         self.domain = tuple(domain)
         self.reduce: Reduce = reduce
         with naming(self._label()):
