@@ -79,11 +79,11 @@ def laid_out(group: Group, y: Any, inputs: Sequence[Tensor]) -> Any:
         return y
     # a result that turns has equal sides where the input has them and the group mixes all axes
     square = len(set(space)) == 1 == len(group.axis_classes)
-    if y.ndim == d + 1 and (d > 2 or group.order % max(1, y.shape[2])) and (square or y.shape[1:] == space):
-        return y.unsqueeze(1)
-    sides = y.shape[1:-1]
-    last = y.ndim == d + 2 and sides[-1] != y.shape[-1] and ((square and len(set(sides)) == 1 < sides[0]) or sides == space)
-    return y.movedim(-1, 1) if last else y
+    sides = y.shape[1:] if y.ndim == d + 1 else y.shape[1:-1]
+    image = sides == space or (square and len(set(sides)) == 1 < sides[0])
+    if y.ndim == d + 1 and (d > 2 or group.order % max(1, y.shape[2])):
+        return y.unsqueeze(1) if image else y
+    return y.movedim(-1, 1) if y.ndim == d + 2 and image and sides[-1] != y.shape[-1] else y
 
 
 def numbers_of(y: Tensor) -> Tensor:

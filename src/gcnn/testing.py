@@ -96,6 +96,8 @@ def _worst(
         y = module(*(t.clone() for t in inputs))
         if not isinstance(y, Tensor):
             raise TypeError(f"{who}: expected a module that returns one tensor, got {type(y).__name__}; wrap it")
+        if not y.numel():
+            raise ValueError(f"{who}: the output is empty, {tuple(y.shape)}, so that nothing can be compared")
         y = laid_out(group, y, inputs)
         size = float(inside(group, numbers_of(y)).abs().max())
         worst, where = 0.0, 0
