@@ -2864,7 +2864,10 @@ def test_blocks_of_a_converted_network_say_that_they_cannot_be_called(again: Any
         net.body(x)
     with pytest.raises(NotImplementedError, match=r"^body cannot be called"):
         nn.Sequential(*net.children())(x)
-    assert net.body[0] is net.get_submodule("body.0") is net["body"][-len(list(net.body))]
+    assert net.body[0] is net.get_submodule("body.0") is net["body"]["0"]
+    assert net.body[-1] is list(net.body.children())[-1]
+    with pytest.raises(TypeError, match="not iterable"):  # some of its layers have no number, and it may call others twice
+        nn.Sequential(*net)
     with pytest.raises(IndexError, match=r"9: the parts of body are 0"):
         net.body[9]
     with pytest.raises(KeyError, match=r"'head': the parts of the network are body, last"):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gcnn import Oh, line, linem, p4, p4m, p6, p6m, plot, pm
 from gcnn.export import planar
@@ -359,10 +359,14 @@ IN_FORWARD: list[tuple[Callable[[], Any], str]] = [
     (lambda: GLayerNorm(p4m, 8)(zeros(2, 8, 3, 9, 9)), r"p4m has 8 elements and dimension 2"),
     *(
         (lambda layer=layer: layer(zeros(1, 2, 4, 9, 9).byte()), r"expected floating point numbers, got torch.uint8; use x.float")
-        for layer in (GAvgPool(p4, 3), GAdaptiveAvgPool(p4, 1), GUpsample(p4, scale_factor=3), CosetPool(p4, reduce="mean"))
+        for layer in (GAvgPool(p4, 3), GAdaptiveAvgPool(p4, 1), CosetPool(p4, reduce="mean"))
     ),
+    (lambda: GUpsample(p4, scale_factor=3)(zeros(1, 2, 4, 9, 9).long()), r"expected floating point numbers, got torch.int64"),
     (lambda: GMaxPool(p4, 3)(zeros(1, 2, 4, 9, 9).bool()), r"GMaxPool\(p4\): expected floating point numbers, got torch.bool"),
-    (lambda: to_square(zeros(1, 1, 9, 9), (-1, 3)), r"to_square: size must be positive, got \(-1, 3\)"),
+    (
+        lambda: to_square(zeros(1, 1, 9, 9), (-1, 3)),
+        r"to_square: size must be a positive whole number or two of them, got \(-1, 3\)",
+    ),
     (lambda: to_hexagonal(zeros(1, 1, 9, 9), 2), r"must be one odd number, .* got 2"),
     (lambda: GMaxPool(p6m, 3)(zeros(9, 9)), r"GMaxPool\(p6m\): expected input"),
     (lambda: GUpsample(p4m, scale_factor=2)(zeros(2, 3, 3, 8, 8)), r"GUpsample\(p4m\): expected input"),
@@ -429,3 +433,16 @@ def test_functions_say_what_they_take(call: Any, message: str) -> None:
 def test_one_number_is_enough_for_square_sizes() -> None:
     assert to_square(to_hexagonal(torch.rand(1, 1, 9, 9)), 7).shape == (1, 1, 7, 7)
     assert torch.equal(domain_mask(p6, 9), domain_mask(p6, (9, 9)))
+    nine: Any = np.int64(9)
+    assert to_hexagonal(torch.rand(1, 1, 8, 8), nine).shape[-1] == GBatchNorm(p4, nine).num_features == 9
+
+
+@pytest.mark.skipif(not hasattr(torch.export.Dim, "AUTO"), reason="torch before 2.6")
+def test_sizes_may_be_symbolic() -> None:
+    class Resamples(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return to_square(to_hexagonal(x, x.shape[-1]), (8, 8))
+
+    auto: Any = torch.export.Dim.AUTO
+    exported = torch.export.export(Resamples(), (torch.rand(1, 1, 9, 9),), dynamic_shapes=({2: auto, 3: auto},))
+    assert exported.module()(torch.rand(1, 1, 9, 9)).shape == (1, 1, 8, 8)

@@ -16,7 +16,8 @@ from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import weight_norm
 
 from common import every_group, plane_groups
-from gcnn import C4, Group, Oh, linem, p1, p4, p4m, p6m, pm
+from gcnn import C4, Group, Oh, linem, p1, p4, p4m, p6m, pm, pmm
+from gcnn.checks import unwrapped
 from gcnn.functional import act
 from gcnn.lattice import mask_outside
 from gcnn.models import build
@@ -1063,3 +1064,59 @@ def test_what_is_empty_or_no_image_is_refused() -> None:
         explain(net, torch.rand(0, 1, 9, 9), p4m)
     with pytest.raises(ValueError, match=r"functions \(N, K, 8\) on p4m, got \(2, 2, 2\); vectors and matrices"):
         equivariance_error(lambda x: x[:, 0, :2, :2], p4m, torch.rand(2, 1, 9, 9))
+
+
+def test_channels_first_are_channels_first() -> None:
+    """Results whose channels are as many as the image has rows, and invariant matrices, are no images with channels last."""
+    strips = nn.Sequential(LiftConv(pmm, 1, 8, (1, 5)), CosetPool(pmm))
+    assert_equivariant(strips, pmm, torch.rand(2, 1, 8, 8))
+    wide = nn.Sequential(LiftConv(p4, 1, 12, 5), CosetPool(p4))
+    assert_equivariant(wide, p4, torch.rand(2, 1, 8, 12))
+    assert explain(wide, torch.rand(2, 1, 8, 12), p4).exact
+
+    class Gram(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(LiftConv(p4, 1, 5, 3), nn.ReLU(), CosetPool(p4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.net(x).flatten(2)
+            return y @ y.mT
+
+    assert explain(Gram(), torch.rand(2, 1, 9, 9), p4).exact
+    with pytest.raises(ValueError, match=r"got \(2, 5, 5\); vectors and matrices"):
+        equivariance_error(Gram(), p4, torch.rand(2, 1, 9, 9))
+
+
+@pytest.mark.parametrize(
+    ("net", "group", "shape"),
+    [
+        (nn.Conv2d(1, 2, 3, padding=1), p4, (1, 1)),
+        (nn.Conv2d(1, 2, 3, padding=1), pm, (1, 9)),
+        (nn.Conv1d(1, 2, 3, padding=1), linem, (1,)),
+    ],
+    ids=["one pixel", "a strip", "one sample"],
+)
+def test_images_that_nothing_moves_are_refused(net: nn.Module, group: Group, shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="x is symmetric"):
+        equivariance_error(net, group, torch.rand(2, 1, *shape))
+    with pytest.raises(ValueError, match="x is symmetric"):
+        explain(net, torch.rand(2, 1, *shape), group)
+
+
+def test_compiled_networks_with_a_part_called_module() -> None:
+    class Wrap(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = nn.Sequential(LiftConv(p4, 1, 4, 3), CosetPool(p4))
+            self.head = nn.Conv2d(4, 2, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.head(self.module(x))
+            return y
+
+    net = Wrap()
+    compiled: Any = torch.compile(net)
+    assert not explain(compiled, torch.rand(2, 1, 9, 9), p4).exact  # the head is planar
+    assert unwrapped(compiled) is unwrapped(nn.DataParallel(compiled)) is net
+    assert unwrapped(net) is net

@@ -68,8 +68,9 @@ def check_tensor(who: str, x: Any) -> None:
 
 def unwrapped(model: nn.Module) -> nn.Module:
     """The network itself, inside what torch.compile, DataParallel and DistributedDataParallel make of it."""
-    while type(model).__module__.startswith(("torch.nn.parallel", "torch._dynamo")):
-        inner = getattr(model, "module", None) or getattr(model, "_orig_mod", None)
+    holders = {"torch.nn.parallel": "module", "torch._dynamo": "_orig_mod"}
+    while name := next((name for place, name in holders.items() if type(model).__module__.startswith(place)), ""):
+        inner = getattr(model, name, None)
         if not isinstance(inner, nn.Module):
             break
         model = inner

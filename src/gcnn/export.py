@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import io
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
@@ -119,7 +119,7 @@ def to_onnx(
     path = Path(path)
     if not path.parent.is_dir():
         raise FileNotFoundError(f"to_onnx: there is no folder {path.parent}; make it first")
-    if about is not None and not isinstance(about, dict):
+    if about is not None and not isinstance(about, Mapping):
         raise TypeError(f"to_onnx: about must be a dict of words, got {about!r}")
     if path.exists() and not overwrite:
         raise FileExistsError(f"to_onnx: {path} is there already; choose another name, or overwrite=True")
@@ -337,7 +337,7 @@ def _inputs(model: nn.Module, example: Tensor | tuple[Tensor, ...]) -> list[Any]
     like = next(model.parameters(), None)
     if not all(isinstance(t, Tensor) for t in given[:1]):
         raise TypeError(f"planar: expected an example image, a tensor, or a tuple of all inputs, got {type(given[0]).__name__}")
-    if any(isinstance(t, Tensor) and not t.numel() for t in given):
+    if all(len(t) == 0 for t in given if isinstance(t, Tensor) and t.ndim):
         raise ValueError("planar: the example is empty, so that nothing can be compared; give at least one image")
     if like is None:
         return list(given)

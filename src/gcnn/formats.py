@@ -113,7 +113,7 @@ def resized(pixels: Bytes, size: int, path: str | Path = "the picture") -> Bytes
     >>> resized(np.full((90, 90, 3), 7, np.uint8), 33).shape
     (33, 33, 3)
     """
-    if not isinstance(pixels, np.ndarray) or not isinstance(size, int) or size < 1:
+    if not isinstance(pixels, np.ndarray) or not isinstance(size, int | np.integer) or size < 1:
         raise ValueError(f"resized: expected an array (H, W, ...) and a size from 1 on, got {type(pixels).__name__} and {size!r}")
     rows, columns = pixels.shape[:2]
     if rows != columns:

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gcnn.checks import as_tuple, check_tensor
+from gcnn.checks import check_tensor
 from gcnn.groups import Group, p6m
 from gcnn.layout import fine, plain, traced
 
@@ -36,7 +36,7 @@ def domain_mask(group: Group, size: int | Sequence[int], device: torch.device | 
             [1, 1, 1, 1, 0],
             [1, 1, 1, 0, 0]], dtype=torch.int32)
     """
-    size = (size,) * group.dim if isinstance(size, int) else size
+    size = size if isinstance(size, Sequence) else (size,) * group.dim
     check_domain("domain_mask", group, size)
     # the same cells as gcnn.indices.support, in torch: images have many sizes, and compilers see through it
     mask = torch.ones(tuple(size), dtype=torch.bool, device=device)
@@ -161,9 +161,9 @@ def to_square(x: Tensor, size: int | Sequence[int], spacing: float | None = None
     tensor([1., 1., 1., 1., 1., 1., 1.])
     """
     _check_image("to_square", x)
-    n, size = x.shape[-1], as_tuple(p6m, size, "to_square: size")
-    if min(size) < 1:
-        raise ValueError(f"to_square: size must be positive, got {size}")
+    n, size = x.shape[-1], size if isinstance(size, Sequence) else (size, size)
+    if len(size) != 2 or any(isinstance(m, int) and m < 1 for m in size):
+        raise ValueError(f"to_square: size must be a positive whole number or two of them, got {tuple(size)}")
     if x.shape[-2] != n:
         raise ValueError(f"to_square: a hexagonal map has equal sizes, got {tuple(x.shape[-2:])}")
     n, spacing = _fit(size, n, spacing)
@@ -201,7 +201,7 @@ def _fit(image: Sequence[int], size: int | None, spacing: float | None) -> tuple
     """The size and spacing of the hexagon over an image, whichever of the two is not given."""
     row, column = (image[0] - 1) / 2 / ROW, (image[1] - 1) / 2  # the corner pixel, rows in steps of the lattice
     radius = max(row, column + row / 2)  # its distance in steps of one pixel: the largest of |a|, |b|, |a + b|
-    if size is not None and (not isinstance(size, int) or size < 1 or size % 2 == 0):
+    if size is not None and (isinstance(size, Sequence | float) or size < 1 or size % 2 == 0):
         raise ValueError(f"the size of a hexagonal map must be one odd number, so that a cell lies at its centre; got {size!r}")
     if spacing is not None and spacing <= 0:
         raise ValueError(f"spacing must be positive, got {spacing}")

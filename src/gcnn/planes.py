@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -549,11 +549,11 @@ class Planar(NewGraph):
         y = F.grid_sample(x, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
         return Value(y.type_as(given), rank=4, lattice=p6m)
 
-    def _to_square(self, x: Any, size: tuple[int, int], spacing: float | None = None) -> Value:
+    def _to_square(self, x: Any, size: int | Sequence[int], spacing: float | None = None) -> Value:
         """`gcnn.lattice.to_square` for whatever size of map the network meets."""
         given = self._map(self._value(x))
         x = self._fine(given)
-        n = x.size(-1)
+        n, size = x.size(-1), size if isinstance(size, Sequence) else (size, size)
         row, column = (size[0] - 1) / (2 * lattice.ROW), (size[1] - 1) / 2
         step: Any = spacing or max(row, column + row / 2, 0.5) / self._larger((n - 1) / 2, 0.5)
         rows, columns = (

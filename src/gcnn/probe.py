@@ -7,7 +7,7 @@ errors are its own; the rows say why and what to do.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -72,18 +72,24 @@ def inside(group: Group, y: Tensor) -> Tensor:
     return mask_outside(group, y) if y.ndim >= group.dim + 2 else y
 
 
-def laid_out(group: Group, y: Any, inputs: Sequence[Tensor]) -> Any:
-    """A result as (N, K, *X) where its shape says that it is an image without its only channel, or with its channels last."""
+Reading = Callable[[Any], Any]
+
+
+def readings(group: Group, y: Tensor, inputs: Sequence[Tensor]) -> list[Reading]:
+    """How a result may be read: as it is and, where its shape allows it, as an image with no channel or its channels last."""
     d, space = group.dim, inputs[first_map(inputs, group.dim)].shape[-group.dim :]
-    if not isinstance(y, Tensor) or d == 1:
-        return y
     # a result that turns has equal sides where the input has them and the group mixes all axes
     square = len(set(space)) == 1 == len(group.axis_classes)
     sides = y.shape[1:] if y.ndim == d + 1 else y.shape[1:-1]
-    image = sides == space or (square and len(set(sides)) == 1 < sides[0])
-    if y.ndim == d + 1 and (d > 2 or group.order % max(1, y.shape[2])):
-        return y.unsqueeze(1) if image else y
-    return y.movedim(-1, 1) if y.ndim == d + 2 and image and sides[-1] != y.shape[-1] else y
+    image = d > 1 and y.ndim in (d + 1, d + 2) and (sides == space or (square and len(set(sides)) == 1 < sides[0]))
+    if not image:
+        return [as_it_is]
+    return [as_it_is, (lambda z: z.unsqueeze(1)) if y.ndim == d + 1 else (lambda z: z.movedim(-1, 1))]
+
+
+def as_it_is(y: Any) -> Any:
+    """The first of all readings."""
+    return y
 
 
 def numbers_of(y: Tensor) -> Tensor:
@@ -146,6 +152,7 @@ class Probe:
         self.groups = list(dict.fromkeys(g for g in groups if isinstance(g, Group) and g.dim == group.dim))
         self.calls: list[_Call] = []
         self.after = 0.0  # the error of code after the last layer
+        self.read: Reading = as_it_is
 
     def record(self, x: tuple[Tensor, ...]) -> Tensor:
         """Runs the model on x, all of its inputs, and keeps what every layer gets and returns."""
@@ -163,7 +170,7 @@ class Probe:
                 last = output.shape
 
         try:
-            self.output = laid_out(self.group, self._run(x, before, after), x)
+            self.output = self._run(x, before, after)
         except (ValueError, RuntimeError) as error:
             call = self.calls[-1] if self.calls else None
             if call is None:
@@ -210,7 +217,7 @@ class Probe:
 
     def says_the_same(self, x: tuple[Tensor, ...]) -> bool:
         """Whether the model returns for x just what it has returned before."""
-        return torch.equal(laid_out(self.group, self.model(*x), x), self.output)
+        return torch.equal(self.read(self.model(*x)), self.output)
 
     def sees_a_fault(self) -> bool:
         """Whether a layer, or the code around the layers, was off so far."""
@@ -287,7 +294,7 @@ class Probe:
             last = found
             return _overwritten(output, last.value)
 
-        y = laid_out(self.group, self._run(moved, before, after), moved)
+        y = self.read(self._run(moved, before, after))
         size = float(numbers_of(self.output).abs().max())
         self.after = larger(self.after, min(distance(self.group, y, t, size) for t in self.outputs(h)))
 
@@ -363,9 +370,10 @@ class Probe:
         """L_h y as an image, or as numbers that do not change."""
         return self._turned(self.group, h, y) if y.ndim == self.group.dim + 2 else [] if y.ndim > 3 else [y]
 
-    def outputs(self, h: int) -> list[Tensor]:
+    def outputs(self, h: int, output: Tensor | None = None) -> list[Tensor]:
         """L_h of what the model returns, as `equivariance_error` reads it."""
-        return self.maps(h, self.output) or self.outputs_of(h, self.output) or [self.output]
+        y = self.output if output is None else output
+        return self.maps(h, y) or self.outputs_of(h, y) or [y]
 
     def _elements(self, h: int) -> list[tuple[Group, int]]:
         """The element h in every group of the model that has it."""

@@ -21,7 +21,20 @@ from torch import Tensor, nn
 
 from gcnn.checks import shape_text, unwrapped
 from gcnn.groups import Group, Subgroup
-from gcnn.probe import Probe, Row, distance, first_map, inside, laid_out, larger, leaves, numbers_of, sizes_that_fit, turn
+from gcnn.probe import (
+    Probe,
+    Reading,
+    Row,
+    distance,
+    first_map,
+    inside,
+    larger,
+    leaves,
+    numbers_of,
+    readings,
+    sizes_that_fit,
+    turn,
+)
 
 __all__ = ["Explanation", "Row", "assert_equivariant", "equivariance_error", "exact_sizes", "explain"]
 
@@ -98,16 +111,39 @@ def _worst(
             raise TypeError(f"{who}: expected a module that returns one tensor, got {type(y).__name__}; wrap it")
         if not y.numel():
             raise ValueError(f"{who}: the output is empty, {tuple(y.shape)}, so that nothing can be compared")
-        y = laid_out(group, y, inputs)
-        size = float(inside(group, numbers_of(y)).abs().max())
-        worst, where = 0.0, 0
-        for h in range(group.order):
-            turned = turn(group, h, y, out_stabilizer)
-            moved = tuple(turn(group, h, t, stabilizer) for t in inputs)
-            error = distance(group, laid_out(group, module(*moved), moved), turned, size)
-            if larger(worst, error) is error:
-                worst, where = error, h
-    return worst, where, size
+        found: list[_Worst] = []
+        refused: ValueError | None = None
+        for read in readings(group, y, inputs):
+            try:
+                found.append(_Worst(group, read, y, None if found or refused else out_stabilizer))
+            except ValueError as error:  # it cannot be read so
+                refused = refused if found or refused else error
+        for h in range(group.order) if found else ():
+            moved = module(*(turn(group, h, t, stabilizer) for t in inputs))
+            for each in found:
+                each.compare(h, moved)
+    best = min(found, key=lambda each: math.inf if math.isnan(each.error) else each.error, default=None)
+    image = inputs[first_map(inputs, group.dim)].shape[-group.dim :] in (y.shape[1:], y.shape[1:-1])
+    if best is None or (refused is not None and not image and not best.error < 1e-3):
+        assert refused is not None
+        raise refused
+    return best.error, best.where, best.size
+
+
+class _Worst:
+    """The largest error of what a module returns for L_h x, and where it occurs, by one reading of the result."""
+
+    def __init__(self, group: Group, read: Reading, y: Tensor, stabilizer: Subgroup | None) -> None:
+        self.group, self.read, self.y, self.stabilizer = group, read, read(y), stabilizer
+        self.size = float(inside(group, numbers_of(self.y)).abs().max())
+        self.error, self.where = 0.0, 0
+        turn(group, 0, self.y, stabilizer)  # an error if it cannot be read so
+
+    def compare(self, h: int, moved: Tensor) -> None:
+        """Takes the result for L_h x."""
+        error = distance(self.group, self.read(moved), turn(self.group, h, self.y, self.stabilizer), self.size)
+        if larger(self.error, error) is error:
+            self.error, self.where = error, h
 
 
 def _in_order(group: Any, x: Any) -> tuple[Any, Any]:
@@ -150,16 +186,17 @@ def _checked_inputs(call: str, group: Group, x: Input, stabilizer: Subgroup | No
                 f"{call}: expected {which} {shape_text(group, 'K', None)} or {shape_text(group, 'K')}, got {tuple(t.shape)}"
                 + (f"; a batch axis is missing if this is one sample: {which}{missing}" if missing else "")
             )
-    if not all(t.numel() for t in inputs):
+    if not inputs[first_map(inputs, group.dim)].numel():
         raise ValueError(f"{call}: x is empty, {', '.join(str(tuple(t.shape)) for t in inputs)}, so that nothing can be compared")
     if not all(torch.isfinite(t).all() for t in inputs):
         raise ValueError(f"{call}: x holds NaN or infinite values")
     inputs = tuple(inside(group, t) for t in inputs)
     generator = torch.Generator().manual_seed(0)
-    usual = tuple(inside(group, torch.rand(t.shape, generator=generator)).to(t.device) for t in inputs)
+    usual = tuple(torch.rand(t.shape, generator=generator).to(t.device) for t in inputs)
+    functions = group.dim > 1 and all(t.ndim < 4 for t in inputs) and any(t.ndim == 3 and t.shape[2] > 1 for t in inputs)
     for h in range(1, group.order):
         # a normal subgroup moves no function over its cosets, so none can be less symmetric
-        if _left_as_is(group, h, inputs, stabilizer) and not _left_as_is(group, h, usual, stabilizer):
+        if _left_as_is(group, h, inputs, stabilizer) and not (functions and _left_as_is(group, h, usual, stabilizer)):
             raise ValueError(
                 f"{call}: x is symmetric, element {h} of {group} leaves it as it is, so that nothing can be seen; "
                 "use a random x, for instance torch.rand_like(x)"
@@ -281,10 +318,17 @@ def _compared(
         y = probe.record(inputs)
     if y.is_floating_point():  # networks may end in a lower precision
         probe.tolerance = max(probe.tolerance, 2 * torch.finfo(y.dtype).eps)
-    whole, size = 0.0, float(numbers_of(y).abs().max())
+    if not y.numel():
+        raise ValueError(f"explain: the output is empty, {tuple(y.shape)}, so that nothing can be compared")
+    ways, size = readings(group, y, inputs), float(numbers_of(y).abs().max())
+    read, wholes = [way(y) for way in ways], [0.0 for _ in ways]
     turned = [tuple(turn(group, h, t, stabilizer) for t in inputs) for h in range(1, group.order)]
     for h, found in enumerate(_answers(probe.model, turned), 1):
-        whole = larger(whole, min(distance(group, laid_out(group, found, turned[h - 1]), t, size) for t in probe.outputs(h)))
+        for i, way in enumerate(ways):
+            wholes[i] = larger(wholes[i], min(distance(group, way(found), t, size) for t in probe.outputs(h, read[i])))
+    whole = min(wholes, key=lambda error: math.inf if math.isnan(error) else error)
+    best = wholes.index(whole)
+    probe.read, probe.output = ways[best], read[best]
     return probe, inputs, whole
 
 

@@ -132,7 +132,7 @@ def build(name: str, pretrained: bool = False, **options: Any) -> nn.Module:
         raise TypeError(f"build({name!r}): " + unknown("option", foreign[0], options_of(name)))
     _check_stages(name, options)
     for count in ("num_classes", "in_channels", "width", "levels", "channels", "growth"):
-        if count in options and not (isinstance(options[count], int) and options[count] > 0):
+        if count in options and not (isinstance(options[count], int | np.integer) and options[count] > 0):
             raise ValueError(f"build({name!r}): {count} must be a positive whole number, got {options[count]!r}")
     try:
         made = builder(**{**defaults, **options})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from gcnn.groups import Group
 
 __all__ = ["load_into", "save"]
 
+Shapes = dict[str, tuple[int, ...]]
 NEEDED = 'weights are safetensors files: pip install safetensors, or "gcnn[train]"'
 TORCH_SAVE = (b"PK\3\4", b"\x80\2", b"\x80\3", b"\x80\4", b"\x80\5")
 """What zip and pickle files begin with."""
@@ -154,14 +155,22 @@ def read(path: str | Path, what: str = "weights") -> tuple[dict[str, Any], dict[
     return tensors, meta
 
 
-def _prefix(names: Collection[str], others: Collection[str]) -> str:
-    """The module of a larger network, of which these are names, that has all of the first; or nothing."""
-    first = next(iter(names), "")
+def _prefix(shapes: Shapes, others: Shapes) -> str:
+    """The module of a larger network, of which these are the shapes, that has all of the first; or nothing."""
+    first = next(iter(shapes), "")
     for other in others:
         prefix = other.removesuffix(first)
-        if other.endswith(f".{first}") and all(prefix + name in others for name in names):
+        if other.endswith(f".{first}") and all(others.get(prefix + name) == shape for name, shape in shapes.items()):
             return prefix.removesuffix(".")
     return ""
+
+
+def _without_wrapper(found: dict[str, Any]) -> dict[str, Any]:
+    """By the names of the network itself what was written of one inside torch.compile or DataParallel."""
+    for prefix in ("_orig_mod.", "module."):
+        if found and all(name.startswith(prefix) for name in found):
+            return _without_wrapper({name.removeprefix(prefix): held for name, held in found.items()})
+    return found
 
 
 def load_into(model: nn.Module, path: str | Path, skip: Sequence[str] = ()) -> nn.Module:
@@ -189,9 +198,14 @@ def load_into(model: nn.Module, path: str | Path, skip: Sequence[str] = ()) -> n
             f"{path} holds weights of {words[0]}, the network is one of {words[1]}{more}; make the network for that "
             "group, or take other weights"
         )
-    expected, found = shapes_of(model), {k: tuple(v.shape) for k, v in tensors.items()}
-    names, skipped = expected.keys() | found.keys(), set[str]()
+    expected, subgroups = shapes_of(model), meta.get("subgroups", {})
+    if expected.keys().isdisjoint(tensors):
+        tensors, subgroups = _without_wrapper(tensors), _without_wrapper(subgroups)
+    found = {k: tuple(v.shape) for k, v in tensors.items()}
+    names, skipped, apart = expected.keys() | found.keys(), set[str](), expected.keys().isdisjoint(found)
     asked = (skip,) if isinstance(skip, str) else tuple(skip)
+    if outer is not model:
+        asked = tuple(module.removeprefix("module.").removeprefix("_orig_mod.") for module in asked)
     for module in asked:
         inside = {name for name in names if f"{name}.".startswith(f"{module}.")}
         if not inside and (not module or module not in dict(model.named_modules())):  # some have no numbers
@@ -199,10 +213,10 @@ def load_into(model: nn.Module, path: str | Path, skip: Sequence[str] = ()) -> n
         skipped |= inside
     if other := sorted(name for name in names - skipped if expected.get(name) != found.get(name)):
         first, modules = other[0], sorted({name.rpartition(".")[0] or name for name in other})
-        if prefix := _prefix(expected, found):
+        if apart and (prefix := _prefix(expected, found)):
             way_out = f"the file is of a larger network, which has this one as {prefix!r}: load that one, or save this part alone"
-        elif prefix := _prefix(found, expected):
-            way_out = f"the file is of a part of this network: load_into(model.{prefix}, path)"
+        elif apart and (prefix := _prefix(found, expected)):
+            way_out = f"the file is of a part of this network: load_into(model.get_submodule({prefix!r}), path)"
         elif len(modules) <= 2 and names - skipped - {n for n in names for m in modules if f"{n}.".startswith(f"{m}.")}:
             way_out = f"load_into(model, path, skip={(*asked, *modules)}) takes the rest of the weights"
         else:
@@ -211,7 +225,7 @@ def load_into(model: nn.Module, path: str | Path, skip: Sequence[str] = ()) -> n
             f"{path} does not fit the network: {first} is {found.get(first, 'missing')} there, "
             f"{expected.get(first, 'missing')} here; {way_out}"
         )
-    theirs, ours = meta.get("subgroups", {}), subgroups_of(model)
+    theirs, ours = subgroups, subgroups_of(model)
     for layer in ours:
         if theirs.get(layer, ours[layer]) != ours[layer] and not any(f"{layer}.".startswith(f"{module}.") for module in asked):
             raise ValueError(

@@ -60,7 +60,8 @@ class _Filters(GModule):
                     raise ValueError(f"{name} must be a positive whole number, got {value!r}")
                 if value % groups:
                     raise ValueError(f"{name} (={value}) must be divisible by groups (={groups})")
-            if dtype is not None and not (isinstance(dtype, torch.dtype) and (dtype.is_floating_point or dtype.is_complex)):
+            kind: Any = dtype  # torch takes float for its default, too
+            if not (kind in (None, float) or (isinstance(kind, torch.dtype) and (kind.is_floating_point or kind.is_complex))):
                 raise ValueError(f"dtype must be a floating point dtype of torch, got {dtype!r}")
             if self.depthwise and out_channels % in_channels:
                 raise ValueError(f"out_channels (={out_channels}) must be a multiple of in_channels (={in_channels})")

@@ -50,7 +50,7 @@ class GBatchNorm(nn.modules.batchnorm._BatchNorm):
         bias: bool = True,
     ) -> None:
         check_group("GBatchNorm", group)
-        if not isinstance(num_features, int) or num_features < 1:
+        if not isinstance(num_features, int | np.integer) or num_features < 1:
             raise ValueError(f"GBatchNorm({group}): num_features must be a whole number from 1 on, got {num_features!r}")
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype)
         if not bias:  # torch's own argument since 2.13, after the others

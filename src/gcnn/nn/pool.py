@@ -173,8 +173,11 @@ class GUpsample(GModule):
     def forward(self, x: Tensor) -> Tensor:
         """`x`, enlarged."""
         self._check_map(x)
-        self._check_floating(x)
-        return pooling.upsample(self.group, x, self.size, self.scale_factor, self.mode, self.align_corners, self._tent)
+        try:
+            return pooling.upsample(self.group, x, self.size, self.scale_factor, self.mode, self.align_corners, self._tent)
+        except NotImplementedError:
+            self._check_floating(x)
+            raise
 
 
 class CosetPool(GModule):

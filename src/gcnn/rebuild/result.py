@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -12,11 +13,12 @@ from torch import fx, nn
 def _child(self: nn.Module, key: int | str) -> nn.Module:
     """The part of that name, or number, as nn.Sequential and the like give theirs."""
     inside = dict(self.named_children())
-    name = list(inside)[key] if isinstance(key, int) and -len(inside) <= key < 0 else str(key)
-    if name in inside:
-        return inside[name]
-    error = IndexError if name.isdigit() and not any(n.isdigit() and int(n) > int(name) for n in inside) else KeyError
-    raise error(f"{key!r}: the parts of {getattr(self, '_block', 'the network')} are {', '.join(inside) or 'none'}")
+    number = 0 if isinstance(key, str) else operator.index(key)
+    name = list(inside)[number] if -len(inside) <= number < 0 else str(key)
+    if name not in inside:
+        error = KeyError if isinstance(key, str) else IndexError
+        raise error(f"{key!r}: the parts of {getattr(self, '_block', 'the network')} are {', '.join(inside) or 'none'}")
+    return inside[name]
 
 
 class Converted(fx.GraphModule):
@@ -26,7 +28,10 @@ class Converted(fx.GraphModule):
         super().__init__(root, graph, class_name)
         _name_blocks(self)
 
-    __getitem__ = _child
+    __getitem__, __iter__ = (
+        _child,
+        None,
+    )  # one after the other they are not the network
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Converted:
         made: Any = super().__deepcopy__(memo)
@@ -41,7 +46,7 @@ class Block(nn.Module):
     """Holds the layers of a block of the old network under their names; the forward of the whole network calls them."""
 
     _block: str
-    __getitem__ = _child
+    __getitem__, __iter__ = _child, None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """An error with the way out."""
