@@ -10,7 +10,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from gcnn import GROUPS
-from gcnn.kernels import fused, pointwise
+from gcnn.kernels import fused, pointwise, pointwise_filters
 
 ROOM = 227 << 10  # bytes of shared memory that a program may have
 
@@ -65,16 +65,18 @@ def pointwise_kernels() -> None:
         planes, grad = (torch.randn(2, group.order * k, *(4,) * group.dim) for k in (channels, 200))
         for dtype in (torch.float32, torch.bfloat16):
             pointwise.correlate(group, planes.to(dtype), weight, *geometry)
-            if pointwise.suits(group, dtype, channels, 200, filters=True):
-                pointwise.weight_gradient(group, planes, grad, weight, *geometry)
+            if pointwise_filters.suits(group, dtype, channels, 200):
+                pointwise_filters.weight_gradient(group, planes, grad, weight, *geometry)
         print(group.name, channels, flush=True)
 
 
 if __name__ == "__main__":
     driver.set_active(Hopper())
     JITFunction.run = compiled(JITFunction.run)
-    kernels: Any = pointwise
-    kernels.on_hopper, kernels._processors = (lambda: True), (lambda device: 132)
+    maps: Any = pointwise
+    filters: Any = pointwise_filters
+    maps.on_hopper = lambda: True
+    maps.processors = filters.processors = lambda device: 132
     torch.backends.cudnn.allow_tf32 = True
     pointwise_kernels()
     print("all kernels fit")

@@ -80,11 +80,15 @@ def readings(group: Group, y: Tensor, inputs: Sequence[Tensor]) -> list[Reading]
     d, space = group.dim, inputs[first_map(inputs, group.dim)].shape[-group.dim :]
     # a result that turns has equal sides where the input has them and the group mixes all axes
     square = len(set(space)) == 1 == len(group.axis_classes)
-    sides = y.shape[1:] if y.ndim == d + 1 else y.shape[1:-1]
-    image = d > 1 and y.ndim in (d + 1, d + 2) and (sides == space or (square and len(set(sides)) == 1 < sides[0]))
-    if not image:
-        return [as_it_is]
-    return [as_it_is, (lambda z: z.unsqueeze(1)) if y.ndim == d + 1 else (lambda z: z.movedim(-1, 1))]
+
+    def fits(sides: Sequence[int]) -> bool:
+        return sides == space or (square and len(set(sides)) == 1 < sides[0])
+
+    if d > 1 and y.ndim == d + 1 and fits(y.shape[1:]):
+        return [as_it_is, lambda z: z.unsqueeze(1)]
+    if d > 1 and y.ndim == d + 2 and fits(y.shape[1:-1]) and not fits(y.shape[2:]):
+        return [as_it_is, lambda z: z.movedim(-1, 1)]
+    return [as_it_is]
 
 
 def as_it_is(y: Any) -> Any:

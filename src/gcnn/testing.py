@@ -25,6 +25,7 @@ from gcnn.probe import (
     Probe,
     Reading,
     Row,
+    as_it_is,
     distance,
     first_map,
     inside,
@@ -56,9 +57,9 @@ def equivariance_error(
     `x` is an image (N, K, *X), a G-map (N, K, S, *X), a function (N, K, S) or a map over the cosets of `stabilizer`. An output
     (N, K, *X) must turn as an image does, (N, K, S, *X) and (N, K, S) as maps on the group, or on the cosets of
     `out_stabilizer`; an output (N, K) must not change. An image may come without its only channel or with its channels last,
-    where its shape says so. A module runs in the mode it is in, as a copy, so that no statistic of
-    it moves (a function that calls one is not copied). On a hexagonal lattice only the cells of the domain count. A module of
-    several inputs, such as two images of one place, gets them as a tuple; all of them are turned, but for numbers (N, K).
+    where its shape says so. A module runs in the mode it is in, as a copy, so that no statistic of it moves (a function that
+    calls one is not copied). On a hexagonal lattice only the cells of the domain count. A module of several inputs, such as two
+    images of one place, gets them as a tuple; all of them are turned, but for numbers (N, K).
 
     >>> from gcnn import p4
     >>> from gcnn.nn import LiftConv
@@ -111,22 +112,22 @@ def _worst(
             raise TypeError(f"{who}: expected a module that returns one tensor, got {type(y).__name__}; wrap it")
         if not y.numel():
             raise ValueError(f"{who}: the output is empty, {tuple(y.shape)}, so that nothing can be compared")
-        found: list[_Worst] = []
-        refused: ValueError | None = None
+        ways: list[_Worst] = []
+        refused: ValueError | None = None  # where it cannot be read as it is
         for read in readings(group, y, inputs):
             try:
-                found.append(_Worst(group, read, y, None if found or refused else out_stabilizer))
-            except ValueError as error:  # it cannot be read so
-                refused = refused if found or refused else error
-        for h in range(group.order) if found else ():
+                ways.append(_Worst(group, read, y, out_stabilizer if read is as_it_is else None))
+            except ValueError as error:
+                refused = error if read is as_it_is else refused
+        for h in range(group.order) if ways else ():
             moved = module(*(turn(group, h, t, stabilizer) for t in inputs))
-            for each in found:
-                each.compare(h, moved)
-    best = min(found, key=lambda each: math.inf if math.isnan(each.error) else each.error, default=None)
+            for way in ways:
+                way.compare(h, moved)
+    best = min(ways, key=lambda way: math.inf if math.isnan(way.error) else way.error, default=None)
     image = inputs[first_map(inputs, group.dim)].shape[-group.dim :] in (y.shape[1:], y.shape[1:-1])
-    if best is None or (refused is not None and not image and not best.error < 1e-3):
-        assert refused is not None
+    if refused is not None and (best is None or not (image or best.error < 1e-3)):  # a matrix, say, that only looks like an image
         raise refused
+    assert best is not None
     return best.error, best.where, best.size
 
 

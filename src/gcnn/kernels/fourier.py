@@ -123,13 +123,12 @@ def _fastest(
     kernel_size, stride, padding = geometry[:3] or ((taps,), (1,), (0,))
     sizes, filters = (k_in, k_out, taps, points), part == "filters"
     found = [(_triton(), _seconds(group, dtype, *sizes, part)[0])]
-    fused, pointwise = in_triton("fused"), _gluon()
+    fused, pointwise = in_triton("fused"), _gluon(filters)
     if not filters and math.prod(kernel_size) == taps and fused.suits(group, dtype, k_in, taps):
         found.append((fused, fused.seconds(group, dtype, *sizes)))
     alone = {*kernel_size, *stride} == {1} and not any(padding)  # each point sees itself alone
-    if alone and pointwise is not None and pointwise.suits(group, dtype, k_in, k_out, filters):
-        price = pointwise.filter_seconds if filters else pointwise.seconds
-        found.append((pointwise, price(group, dtype, k_in, k_out, points)))
+    if alone and pointwise is not None and pointwise.suits(group, dtype, k_in, k_out):
+        found.append((pointwise, pointwise.seconds(group, dtype, k_in, k_out, points)))
     return min(found, key=lambda each: each[1])
 
 
@@ -300,10 +299,13 @@ def _triton() -> Any:
     return in_triton("fourier_cuda") if _version() >= (3, 4) else None
 
 
-@lru_cache(maxsize=1)
-def _gluon() -> Any:
-    """Those for 1x1 kernels; None where Triton's Gluon, which still changes, is not the one that they have been run with."""
-    return in_triton("pointwise") if _version() == (3, 6) else None
+@lru_cache(maxsize=2)
+def _gluon(filters: bool) -> Any:
+    """Those for 1x1 kernels, or for the gradient of their filters.
+
+    None where Triton's Gluon, which still changes, is not the one that they have been run with.
+    """
+    return in_triton("pointwise_filters" if filters else "pointwise") if _version() == (3, 6) else None
 
 
 def _version() -> tuple[int, ...]:

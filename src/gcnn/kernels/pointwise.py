@@ -6,8 +6,9 @@ layers have little to multiply: what they take is the time to read, and this rea
 columns of a row of a two-dimensional representation share a product.
 
 Where products are of TF32, they are made of float16 numbers here, which have as many bits: those of a point, and the filters of a
-channel of the result, are multiplied by a power of two that brings the largest of them to 2^11 or more. The power of a point is
-that of the channels seen so far, and the sums follow it. So filters take half of the space, and half of the time.
+channel of the result, are multiplied by a power of two, which brings the largest of the filters to 2^11 or more, and of the point
+to 2^5 or more. The power of a point is that of the channels seen so far, with room for larger ones to come, and the sums follow
+it. So filters take half of the space, and half of the time.
 """
 
 from __future__ import annotations
@@ -43,12 +44,9 @@ barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # named a
 POINTS = CHANNELS = 64  # of a tile
 
 
-def suits(group: Group, dtype: torch.dtype, k_in: int, k_out: int, filters: bool = False) -> bool:
-    """Whether the kernels are made for such maps, or for the gradient of such filters, on the GPU in use.
-
-    Not for the gradient of filters in bfloat16: exact enough, but by how much it would be the faster one was not measured.
-    """
-    products = (dtype == torch.bfloat16 and not filters) or (dtype == torch.float32 and allows_tf32())
+def suits(group: Group, dtype: torch.dtype, k_in: int, k_out: int) -> bool:
+    """Whether the kernel is made for such maps, on the GPU in use."""
+    products = dtype == torch.bfloat16 or (dtype == torch.float32 and allows_tf32())
     if not products or k_in % 32 or k_out % 8:
         return False
     found = code(group)
@@ -65,13 +63,6 @@ def seconds(group: Group, dtype: torch.dtype, k_in: int, k_out: int, points: int
     if is_kept(group, k_in):  # the next points wait for the room of these
         return once + filters / 5e12 + 5e-6
     return max((maps * k_in * columns + filters) / 5.5e12, once) + 1e-5
-
-
-def filter_seconds(group: Group, dtype: torch.dtype, k_in: int, k_out: int, points: int) -> float:
-    """What the gradient of the filters takes there: each tile of channels reads both maps."""
-    tiles = math.ceil(k_in / CHANNELS), math.ceil(k_out / CHANNELS)
-    maps = points * group.order * dtype.itemsize
-    return max(maps * (k_in * tiles[1] + k_out * tiles[0]) / 3.9e12, maps * (k_in + k_out) / 4e12) + 2e-5
 
 
 def is_kept(group: Group, k_in: int) -> bool:
@@ -108,7 +99,7 @@ def correlate(group: Group, planes: Tensor, weight: Tensor, *geometry: tuple[int
     singles = len(single)
     rows = triton.cdiv(len(x), POINTS)
     tiles, apart, passes = (rows, 1, columns) if kept else (rows * columns, columns, 1)
-    _correlate[(min(tiles, _processors(x.get_device())),)](
+    _correlate[(min(tiles, processors(x.get_device())),)](
         described(x.movedim(1, 0), (group.order, POINTS // (2 if kept else 1), block_k)),
         described(single, (singles, block_k, CHANNELS)),
         described(paired, (2, block_k, 2 * CHANNELS)), out, largest,
@@ -117,35 +108,6 @@ def correlate(group: Group, planes: Tensor, weight: Tensor, *geometry: tuple[int
         *slots(scaled, kept, k_in // block_k), POINTS, num_warps=8, maxnreg=128, launch_pdl=True,
     )  # fmt: skip
     return result
-
-
-@on_its_gpu
-def weight_gradient(group: Group, planes: Tensor, dy: Tensor, weight: Tensor, *geometry: tuple[int, ...]) -> Tensor:
-    """The same as `gcnn.kernels.fourier_cuda.weight_gradient`, for 1x1 kernels and maps that `suits` allows.
-
-    Programs share the points of a tile of channels, and what they have found is added, always in the same order.
-    """
-    found = code(group)
-    assert found is not None
-    constants, (k_out, k_in, _) = found[0], weight.shape
-    x, grad = rows_of(planes, group.order), rows_of(dy, group.order)
-    entries, block_p = len(constants.first), 16
-    tiles, steps = (triton.cdiv(k_in, CHANNELS), triton.cdiv(k_out, CHANNELS)), triton.cdiv(len(x), block_p)
-    each = triton.cdiv(steps, max(1, _processors(x.get_device()) // (tiles[0] * tiles[1])))
-    sums = x.new_empty(triton.cdiv(steps, each), entries, k_in, k_out, dtype=torch.float32)
-    box = (group.order, block_p, CHANNELS)
-    grid = (*tiles, len(sums))
-    _products[grid](
-        described(x.movedim(1, 0), box), described(grad.movedim(1, 0), box), sums, k_in, k_out, steps, each,
-        constants.steps, constants.coefficients, constants.degree, constants.times, constants.source, constants.target,
-        group.order, entries, 2, num_warps=8,
-    )  # fmt: skip
-    gradient, block = torch.empty_like(weight, memory_format=torch.contiguous_format), 32
-    orbit = tables(group, (1,) * group.dim, x.device).orbit
-    _filter_gradient[(triton.cdiv(k_in, block), triton.cdiv(k_out, block))](
-        sums.sum(0), orbit, gradient, k_out, k_in, found[1], group.order, entries, block
-    )
-    return gradient
 
 
 def rows_of(planes: Tensor, s: int) -> Tensor:
@@ -161,7 +123,8 @@ def described(x: Tensor, block: tuple[int, ...]) -> Any:
 
 
 @lru_cache(maxsize=16)
-def _processors(device: int) -> int:
+def processors(device: int) -> int:
+    """How many there are on a GPU."""
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
@@ -234,25 +197,6 @@ def _filters(
             tl.store(to, total.to(single.dtype.element_ty), mask=k + i < k_in)  # of channels past the last too: zeros
 
 
-@triton.jit
-def _filter_gradient(
-    sums, orbit, out, k_out, k_in, MATRIX: tl.constexpr, S: tl.constexpr, ENTRIES: tl.constexpr, BLOCK: tl.constexpr
-):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[:, None]
-    o = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
-    inside = (i < k_in) & (o < k_out)
-    values = ()
-    for e in tl.static_range(ENTRIES):
-        values = values + (tl.load(sums + (e * k_in + i).to(tl.int64) * k_out + o, mask=inside, other=0.0),)
-    for b in tl.static_range(S):
-        total = tl.zeros((BLOCK, BLOCK), tl.float32)
-        for e in tl.static_range(ENTRIES):
-            if MATRIX[e * S + b] != 0.0:
-                total += values[e] * MATRIX[e * S + b]
-        at = (o.to(tl.int64) * k_in + i) * S + tl.load(orbit + b)
-        tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
-
-
 @gluon.jit
 def _wait_for_filters():
     """Waits for the end of the kernel before this one."""
@@ -260,7 +204,8 @@ def _wait_for_filters():
 
 
 @gluon.jit
-def _barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
+def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
+    """So many barriers in shared memory, each for so many arrivals."""
     found = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(COUNT):
         mbarrier.init(found.index(i), count=ARRIVALS)
@@ -365,7 +310,7 @@ def _coefficients(numbers, hats, slot, power, ROW: gl.constexpr, SINGLES: gl.con
         scaled = scaled + (numbers[a].to(gl.float32) * scale,)
     numbers = scaled
     for i in gl.static_range(len(STEPS) // 3):
-        numbers = numbers + (_sum(numbers[STEPS[i * 3]], numbers[STEPS[i * 3 + 1]], STEPS[i * 3 + 2]),)
+        numbers = numbers + (summed(numbers[STEPS[i * 3]], numbers[STEPS[i * 3 + 1]], STEPS[i * 3 + 2]),)
     for c in gl.static_range(len(hats)):
         if c < SINGLES:
             found = numbers[COEFFICIENTS[c]]
@@ -408,7 +353,7 @@ def _multiply(
             channel = o + gl.arange(0, BLOCK_N, gl.SliceLayout(0, side_by_side))
             if SCALED:  # read now, for it takes a while
                 of_channel = gl.load(largest + channel, channel < k_out, 0.0)
-            sums = _zeros(SINGLES, BLOCK_M, BLOCK_N, layout) + _zeros(PAIRS, BLOCK_M, 2 * BLOCK_N, wide)
+            sums = zeros(SINGLES, BLOCK_M, BLOCK_N, layout) + zeros(PAIRS, BLOCK_M, 2 * BLOCK_N, wide)
             power = gl.full([BLOCK_M], LEAST, gl.int32, rows)
             in_warp = gl.full([BLOCK_M], LEAST, gl.int32, whole)
             for chunk in range(chunks):
@@ -435,7 +380,7 @@ def _multiply(
                         else:
                             changed = changed + (numbers[c] * less_of_pairs[:, None],)
                     numbers = changed
-                sums = _running(numbers)
+                sums = running(numbers)
                 found = ()
                 for c in gl.static_range(len(hats)):
                     if c < SINGLES:
@@ -460,7 +405,7 @@ def _multiply(
                     found = found + (gl.convert_layout(left, layout), gl.convert_layout(right, layout))
             numbers = found
             for i in gl.static_range(len(BACK) // 3):
-                numbers = numbers + (_sum(numbers[BACK[i * 3]], numbers[BACK[i * 3 + 1]], BACK[i * 3 + 2]),)
+                numbers = numbers + (summed(numbers[BACK[i * 3]], numbers[BACK[i * 3 + 1]], BACK[i * 3 + 2]),)
             if SCALED:
                 by_channel = (gl.maximum(of_channel.to(gl.int32, bitcast=True) & 0x7F800000, LEAST) - TOP).to(
                     gl.float32, bitcast=True
@@ -489,14 +434,14 @@ def _correlate(
     PAIRS: gl.constexpr = (S - SINGLES) // 2
     BLOCKS: gl.constexpr = PAIRS // TIMES
     maps = gl.allocate_shared_memory(x.dtype, [MAPS, S, x.block_shape[1], block_k], x.layout)
-    hats = _allocated(w.dtype, SINGLES, HATS, BLOCK_M, block_k) + _allocated(w.dtype, PAIRS, HATS, BLOCK_M, 2 * block_k)
+    hats = allocated(w.dtype, SINGLES, HATS, BLOCK_M, block_k) + allocated(w.dtype, PAIRS, HATS, BLOCK_M, 2 * block_k)
     powers = gl.allocate_shared_memory(gl.int32, [HATS, BLOCK_M], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     filters = gl.allocate_shared_memory(w.dtype, [FILTERS, SINGLES, block_k, w.block_shape[2]], w.layout)
     paired = filters
     if PAIRS > 0:
         paired = gl.allocate_shared_memory(w.dtype, [FILTERS * BLOCKS, 2, block_k, pairs.block_shape[2]], pairs.layout)
-    maps_ready, maps_free, hats_ready, hats_free = _barriers(MAPS, 1), _barriers(MAPS, 1), _barriers(HATS, 1), _barriers(HATS, 1)
-    ready, free = _barriers(FILTERS, 1), _barriers(FILTERS, 1)
+    maps_ready, maps_free, hats_ready, hats_free = barriers(MAPS, 1), barriers(MAPS, 1), barriers(HATS, 1), barriers(HATS, 1)
+    ready, free = barriers(FILTERS, 1), barriers(FILTERS, 1)
     fence_async_shared()  # copy engines are to see the barriers
     barrier()
     gl.warp_specialize([
@@ -510,7 +455,7 @@ def _correlate(
 
 
 @gluon.jit
-def _allocated(KIND: gl.constexpr, S: gl.constexpr, COUNT: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr):
+def allocated(KIND: gl.constexpr, S: gl.constexpr, COUNT: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr):
     """So many slots for each coefficient: an allocation each, else the compiler has warps wait after every one."""
     hats = ()
     for _ in gl.static_range(S):
@@ -519,7 +464,8 @@ def _allocated(KIND: gl.constexpr, S: gl.constexpr, COUNT: gl.constexpr, ROWS: g
 
 
 @gluon.jit
-def _zeros(COUNT: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr, LAYOUT: gl.constexpr):
+def zeros(COUNT: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr, LAYOUT: gl.constexpr):
+    """So many sums to begin with."""
     sums = ()
     for _ in gl.static_range(COUNT):
         sums = sums + (warpgroup_mma_init(gl.zeros([ROWS, COLS], gl.float32, LAYOUT)),)
@@ -527,127 +473,17 @@ def _zeros(COUNT: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr, LAYOUT: 
 
 
 @gluon.jit
-def _running(sums):
-    running = ()
-    for a in gl.static_range(len(sums)):
-        running = running + (warpgroup_mma_init(sums[a]),)
-    return running
-
-
-@gluon.jit
-def _fetch_points(x, dy, maps, grads, ready, step, start, stop):
-    slot, there = (step - start) % maps.shape[0], step < stop
-    mbarrier.expect(ready.index(slot), x.block_type.nbytes + dy.block_type.nbytes, there)
-    at = [0, step * x.block_shape[1], gl.program_id(0) * x.block_shape[2]]
-    tma.async_copy_global_to_shared(x, at, ready.index(slot), maps.index(slot), there)
-    at = [0, step * x.block_shape[1], gl.program_id(1) * x.block_shape[2]]
-    tma.async_copy_global_to_shared(dy, at, ready.index(slot), grads.index(slot), there)
-
-
-@gluon.jit
-def _of_points(seen, power, EACH: gl.constexpr, STEPS: gl.constexpr, COEFFICIENTS: gl.constexpr):
-    """The coefficients of a step's points, the power of two of each channel, and by how many bits it grew."""
-    S: gl.constexpr = seen.shape[0]
-    BLOCK_P: gl.constexpr = seen.shape[1]
-    here = seen.reshape([S * BLOCK_P, seen.shape[2]])
-    loaded = ()
-    for a in gl.static_range(S):
-        loaded = loaded + (here.slice(a * BLOCK_P, BLOCK_P, 0).load(EACH),)
-    most = gl.abs(loaded[0])
-    for a in gl.static_range(1, S):
-        most = gl.maximum(most, gl.abs(loaded[a]))
-    new = gl.maximum(gl.max(most, 0).to(gl.int32, bitcast=True) & 0x7F800000, power)
-    scale = ((253 << 23) - (new - LEAST)).to(gl.float32, bitcast=True)[None, :]
-    numbers = ()
-    for a in gl.static_range(S):
-        numbers = numbers + (loaded[a] * scale,)
-    for i in gl.static_range(len(STEPS) // 3):
-        numbers = numbers + (_sum(numbers[STEPS[i * 3]], numbers[STEPS[i * 3 + 1]], STEPS[i * 3 + 2]),)
+def running(sums):
+    """Sums that products may be added to once more."""
     found = ()
-    for c in gl.static_range(S):
-        found = found + (numbers[COEFFICIENTS[c]],)
-    return found, new, new - power
+    for a in gl.static_range(len(sums)):
+        found = found + (warpgroup_mma_init(sums[a]),)
+    return found
 
 
 @gluon.jit
-def _products(
-    x, dy, out, k_in, k_out, steps, each,
-    STEPS: gl.constexpr, COEFFICIENTS: gl.constexpr, DEGREE: gl.constexpr, TIMES: gl.constexpr, SOURCE: gl.constexpr,
-    TARGET: gl.constexpr, S: gl.constexpr, ENTRIES: gl.constexpr, SLOTS: gl.constexpr,
-):  # fmt: skip
-    BLOCK_P: gl.constexpr = x.block_shape[1]
-    BLOCK: gl.constexpr = x.block_shape[2]
-    across: gl.constexpr = gl.num_warps() // 4
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, across], [16, BLOCK // across, 16])
-    rows: gl.constexpr = gl.SliceLayout(1, layout)
-    cols: gl.constexpr = gl.SliceLayout(0, layout)
-    read: gl.constexpr = gl.BlockedLayout([1, 4], [16, 2], [1, gl.num_warps()], [1, 0])  # the points of a channel in one warp
-    maps = gl.allocate_shared_memory(x.dtype, [SLOTS, S, BLOCK_P, BLOCK], x.layout)
-    grads = gl.allocate_shared_memory(x.dtype, [SLOTS, S, BLOCK_P, BLOCK], x.layout)
-    map_hats, grad_hats = _allocated(gl.float16, S, 1, BLOCK_P, BLOCK), _allocated(gl.float16, S, 1, BLOCK_P, BLOCK)
-    vector: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    map_grew = gl.allocate_shared_memory(gl.int32, [BLOCK], vector)
-    grad_grew = gl.allocate_shared_memory(gl.int32, [BLOCK], vector)
-    ready = _barriers(SLOTS, 1)
-    fence_async_shared()
-    barrier()
-    start = gl.program_id(2) * each
-    stop = gl.minimum(start + each, steps)
-    for n in gl.static_range(SLOTS):
-        _fetch_points(x, dy, maps, grads, ready, start + n, start, stop)
-    sums = _zeros(ENTRIES, BLOCK, BLOCK, layout)
-    map_power = gl.full([BLOCK], LEAST, gl.int32, gl.SliceLayout(0, read))
-    grad_power = gl.full([BLOCK], LEAST, gl.int32, gl.SliceLayout(0, read))
-    for step in range(start, stop):
-        slot = (step - start) % SLOTS
-        mbarrier.wait(ready.index(slot), (step - start) // SLOTS & 1)
-        seen, map_power, grew = _of_points(maps.index(slot), map_power, read, STEPS, COEFFICIENTS)
-        wanted, grad_power, grew_too = _of_points(grads.index(slot), grad_power, read, STEPS, COEFFICIENTS)
-        numbers = warpgroup_mma_wait(0, sums)
-        barrier()  # all have read this slot, and done the last products
-        for c in gl.static_range(S):
-            map_hats[c].index(0).store(seen[c].to(gl.float16))
-            grad_hats[c].index(0).store(wanted[c].to(gl.float16))
-        map_grew.store(grew)
-        grad_grew.store(grew_too)
-        fence_async_shared()
-        barrier()
-        less = gl.maximum((127 << 23) - map_grew.load(rows), 0).to(gl.float32, bitcast=True)[:, None]
-        less = less * gl.maximum((127 << 23) - grad_grew.load(cols), 0).to(gl.float32, bitcast=True)[None, :]
-        changed = ()
-        for e in gl.static_range(ENTRIES):
-            changed = changed + (numbers[e] * less,)
-        sums = _running(changed)
-        for e in gl.static_range(ENTRIES):
-            for n in gl.static_range(S):
-                if n < TIMES[e]:
-                    x_hat = map_hats[SOURCE[e] + n * DEGREE[e]].index(0).permute((1, 0))
-                    product = warpgroup_mma(x_hat, grad_hats[TARGET[e] + n * DEGREE[e]].index(0), sums[e], is_async=True)
-                    sums = _replaced(sums, e, product)
-        _fetch_points(x, dy, maps, grads, ready, step + SLOTS, start, stop)
-    numbers = warpgroup_mma_wait(0, sums)
-    row = (gl.program_id(0) * BLOCK + gl.arange(0, BLOCK, rows))[:, None]
-    col = (gl.program_id(1) * BLOCK + gl.arange(0, BLOCK, cols))[None, :]
-    by_row = (gl.convert_layout(map_power, rows) - TOP).to(gl.float32, bitcast=True)[:, None]
-    by_col = (gl.convert_layout(grad_power, cols) - TOP).to(gl.float32, bitcast=True)[None, :]
-    for e in gl.static_range(ENTRIES):
-        at = ((gl.program_id(2) * ENTRIES + e) * k_in + row) * k_out + col
-        gl.store(out + at, numbers[e] * by_col * by_row, mask=(row < k_in) & (col < k_out))
-
-
-@gluon.jit
-def _replaced(numbers, WHICH: gl.constexpr, new):
-    changed = ()
-    for i in gl.static_range(len(numbers)):
-        if i == WHICH:
-            changed = changed + (new,)
-        else:
-            changed = changed + (numbers[i],)
-    return changed
-
-
-@gluon.jit
-def _sum(x, y, SIGN: gl.constexpr):
+def summed(x, y, SIGN: gl.constexpr):
+    """A step of a transform."""
     if SIGN > 0:
         z = x + y
     elif SIGN < 0:

@@ -28,10 +28,8 @@ class Converted(fx.GraphModule):
         super().__init__(root, graph, class_name)
         _name_blocks(self)
 
-    __getitem__, __iter__ = (
-        _child,
-        None,
-    )  # one after the other they are not the network
+    __getitem__ = _child
+    __iter__ = None  # one after the other its parts are not the network
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Converted:
         made: Any = super().__deepcopy__(memo)
@@ -46,7 +44,8 @@ class Block(nn.Module):
     """Holds the layers of a block of the old network under their names; the forward of the whole network calls them."""
 
     _block: str
-    __getitem__, __iter__ = _child, None
+    __getitem__ = _child
+    __iter__ = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """An error with the way out."""
