@@ -176,6 +176,33 @@ def filters_of_points() -> None:
             assert error.max() < (1e-3 if dtype == torch.float16 else 8e-3), (name, k_out, dtype, error.max())
 
 
+def sums_of_points() -> None:
+    """The gradient of the filters of 1x1 layers, from sums of products that `gcnn.kernels.pointwise_filters` adds up."""
+    try:
+        from gcnn.kernels import pointwise_filters
+    except ImportError:  # an older Gluon
+        return
+    for name, k_in, k_out, parts in (("p4m", 8, 40, 11), ("D2h", 5, 33, 1), ("p4", 3, 8, 9), ("cm", 4, 64, 8)):
+        group = GROUPS[name]
+        found = fused.code(group)
+        assert found is not None
+        code, s, one = found[0], group.order, (1,) * group.dim
+        x, dy = torch.randn(parts * 5, s, k_in), torch.randn(parts * 5, s, k_out)
+        weight = torch.empty(k_out, k_in, s)
+        hats, wanted = (_sums(list(rows.unbind(1)), code.steps) for rows in (x, dy))
+        entries = []
+        for source, target, degree, times in zip(code.source, code.target, code.degree, code.times, strict=True):
+            places = [code.coefficients[source + n * degree] for n in range(times)]
+            others = [code.coefficients[target + n * degree] for n in range(times)]
+            left = torch.cat([hats[place].view(parts, 5, -1) for place in places], 1)
+            right = torch.cat([wanted[place].view(parts, 5, -1) for place in others], 1)
+            entries.append(left.mT @ right)
+        ours = pointwise_filters.from_sums(group, torch.stack(entries, 1), weight)
+        planes, grad = (rows.reshape(len(rows), -1, *one).double() for rows in (x, dy))
+        exact = fourier._weight_gradient(group, planes, grad, weight.double(), one, one, (0,) * group.dim, one)
+        torch.testing.assert_close(ours.double(), exact, rtol=1e-4, atol=1e-4)
+
+
 def _sums(numbers: list[torch.Tensor], steps: tuple[int, ...]) -> list[torch.Tensor]:
     for a, b, sign in zip(*(steps[i::3] for i in range(3)), strict=True):
         numbers.append(numbers[a] + sign * numbers[b] if sign else -numbers[a])
@@ -259,5 +286,6 @@ if __name__ == "__main__":
     products()
     images()
     filters_of_points()
+    sums_of_points()
     precisions()
     print("all kernels agree")

@@ -457,9 +457,10 @@ def _correlate(
 @gluon.jit
 def allocated(KIND: gl.constexpr, S: gl.constexpr, COUNT: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr):
     """So many slots for each coefficient: an allocation each, else the compiler has warps wait after every one."""
+    layout: gl.constexpr = gl.NVMMASharedLayout(COLS * 2 if COLS < 64 else 128, 16, 2)
     hats = ()
     for _ in gl.static_range(S):
-        hats = hats + (gl.allocate_shared_memory(KIND, [COUNT, ROWS, COLS], gl.NVMMASharedLayout(COLS * 2, 16, 2)),)
+        hats = hats + (gl.allocate_shared_memory(KIND, [COUNT, ROWS, COLS], layout),)
     return hats
 
 
