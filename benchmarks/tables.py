@@ -21,7 +21,7 @@ FIRST, SECOND, THIRD = "2026-11-15_rotated_mnist", "2026-11-15_authors_settings"
 FOURTH, FIFTH = "2026-11-15_third_settings", "2026-11-16_rotated_mnist"
 PROGRAM = "2026-11-16_authors_program"
 FUSED, SERVING, HOST = "2026-11-16_fused_h200", "2026-11-16_serving_h200", "2026-11-19_pointwise_h200"
-POINTWISE = "2026-11-19_pointwise2_h200"
+POINTWISE = "2026-11-20_pointwise3_h200"
 CPU, OLDER_CPU = "2026-11-19_speed_cpu", "2026-11-15_speed_cpu"
 ROWS = [  # folder, record, what it is, the paper's number
     (SECOND, "paper_z2cnn", "Z2CNN, the authors' settings", "5.03 ± 0.20"),
