@@ -69,11 +69,11 @@ def weight_gradient(group: Group, planes: Tensor, dy: Tensor, weight: Tensor, *g
     each = triton.cdiv(steps, max(1, processors(x.get_device()) // (tiles[0] * tiles[1])))
     sums = x.new_empty(triton.cdiv(steps, each), entries, k_in, k_out, dtype=torch.float32)
     box = (group.order, block_p, CHANNELS)
-    grid = (*tiles, len(sums))
+    grid, room = (*tiles, len(sums)), (2, 2) if x.dtype == torch.float32 else (5, 2)  # for steps of maps, of coefficients
     _products[grid](
         described(x.movedim(1, 0), box), described(grad.movedim(1, 0), box), sums, k_in, k_out, steps, each,
         constants.steps, constants.coefficients, group.order, constants.degree.count(1),
-        *((2, 2) if x.dtype == torch.float32 else (5, 2)), num_warps=4, maxnreg=128,
+        *room, num_warps=4, maxnreg=128,
     )  # fmt: skip
     return from_sums(group, sums, weight)
 
@@ -125,12 +125,12 @@ def _products(
         (_transform, (maps, map_hats, map_powers, maps_ready, hats_ready, hats_free, start, stop, SINGLES, STEPS, COEFFICIENTS)),
         (_transform, (grads, grad_hats, grad_powers, grads_ready, hats_ready, hats_free, start, stop, SINGLES, STEPS,
                       COEFFICIENTS)),
-    ], [4, 4, 4], [168, 88, 88])  # fmt: skip
+    ], [4, 4, 4], [168, 88, 88])  # fmt: skip  # registers: sums take 128
 
 
 @gluon.jit
 def _powers(HATS: gl.constexpr, BLOCK: gl.constexpr):
-    """The power of two of each channel at each step, and by how many bits it grew: twice, for two rows of a representation."""
+    """The power of two of each channel at each step, and by how many bits it grew: twice, for two side by side."""
     layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     now = gl.allocate_shared_memory(gl.int32, [HATS, 2 * BLOCK], layout)
     return now, gl.allocate_shared_memory(gl.int32, [HATS, 2 * BLOCK], layout)
@@ -188,6 +188,7 @@ def _transform(maps, hats, powers, ready, hats_ready, hats_free, start, stop, SI
 
 @gluon.jit
 def _fetch(x, maps, ready, slot, step, stop, AXIS: gl.constexpr):
+    """Has a copy engine bring a step of one of the maps."""
     there = step < stop
     mbarrier.expect(ready.index(slot), x.block_type.nbytes, there)
     at = [0, step * x.block_shape[1], gl.program_id(AXIS) * x.block_shape[2]]
