@@ -116,6 +116,11 @@ def test_the_core_needs_torch_and_numpy_only() -> None:
     assert "False" in run("-c", everything, cwd=ROOT)
 
 
+def test_modules_that_are_imported_later_are_listed() -> None:
+    later = "{'data', 'export', 'models', 'train'}"
+    assert "True False" in run("-c", f"import gcnn, sys; print({later} <= set(dir(gcnn)), 'gcnn.train' in sys.modules)", cwd=ROOT)
+
+
 def test_imports_go_one_way() -> None:
     order = [
         "files",

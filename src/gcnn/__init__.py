@@ -118,11 +118,19 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
+    _LATER = (
+        "data",
+        "export",
+        "models",
+        "train",
+    )  # imported when they are first asked for: `import gcnn` takes no longer for them
 
     def __getattr__(name: str) -> object:
-        """The modules that are imported when they are first asked for: `import gcnn` alone takes no longer for them."""
-        if name not in ("data", "export", "models", "train"):
+        if name not in _LATER:
             raise AttributeError(f"module 'gcnn' has no attribute {name!r}")
         from importlib import import_module
 
         return import_module(f"gcnn.{name}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *_LATER})
