@@ -395,7 +395,7 @@ def test_pictures_of_ones_own(tmp_path: Path) -> None:
         assert data.pictures(tmp_path).train.images.shape == (3, 3, 7, 5)
     for image, words in (
         (Image.new("L", (6, 7)), r"2.png has 6 x 7 pixels, .*1.png has 5 x 7"),
-        (Image.fromarray(numbers[0].astype(np.uint16)), "expected bytes"),
+        (Image.fromarray(numbers[0].astype(np.uint16)), "would be black; scale all pictures alike"),
     ):
         image.save(tmp_path / "train" / "b" / "2.png")
         with pytest.raises(ValueError, match=words):
@@ -486,7 +486,8 @@ def test_pictures_of_many_bits(tmp_path: Path) -> None:
     numbers = np.arange(81, dtype=np.float32).reshape(9, 9)
     for values, words in (
         (numbers / 27, "expected bytes"),
-        (numbers * 800, "from 0.0 to 64000.0"),
+        (numbers * 800, "from 0 to 64000, expected bytes, or 16 bits a pixel"),
+        (numbers / 40 - 1, "from -1 to 1, expected bytes"),
         (np.where(numbers == 3, np.nan, numbers), "not finite"),
     ):
         Image.fromarray(values.astype(np.float32)).save(tmp_path / "f.tif")
@@ -540,9 +541,36 @@ def test_colours_of_16_bits_are_not_cut_to_8(tmp_path: Path) -> None:
         head + struct.pack("<III", 0xF800, 0x07E0, 0x001F) + bytes([0, 0xF8] * 90)
     )  # 16 bits a pixel
     assert np.array_equal(data.read_picture(tmp_path / "565.bmp"), np.full((9, 9, 3), (255, 0, 0)))
-    (tmp_path / "gray.png").write_bytes(deep_png(0, 1))
-    with pytest.raises(ValueError, match=r"of 65535; expected bytes; scale all pictures alike"):
-        data.read_picture(tmp_path / "gray.png")
+
+
+def test_what_gray_of_16_bits_loses_is_told(tmp_path: Path) -> None:
+    from PIL import Image
+
+    root = drawn_pictures(tmp_path)
+    files = sorted(root.glob("*/*/*.png"))
+    values = np.random.default_rng(0).integers(257, 8000, size=(len(files), 9, 9), dtype=np.uint16)
+
+    def write(values: Any) -> None:
+        for path, each in zip(files, values, strict=True):
+            Image.fromarray(each).save(path)
+
+    write(values)
+    with pytest.raises(ValueError, match=r"they use 79\d\d of 65535; scale all pictures alike"):
+        data.pictures(root)
+    values[0, 0, 0] = 60_000  # now the others are dim ones of the same scale
+    write(values)
+    with pytest.warns(
+        UserWarning, match=rf"pictures: {len(files)} of {len(files)} are gray of 16 bits, .* stretched alike"
+    ) as told:
+        assert data.pictures(root).test.images.max() == 60_000 // 257
+    assert len(told) == 1
+    with pytest.warns(UserWarning, match="pictures are gray of 16 bits"):
+        assert np.array_equal(data.read_picture(files[1]), values[1] // 257)
+    write(np.random.default_rng(0).integers(256, size=values.shape).astype(np.uint16) * 257)  # bytes in 16 bits: nothing is lost
+    data.pictures(root)
+    Image.fromarray(np.full((9, 9), 256, np.uint16)).save(files[0])
+    with pytest.raises(ValueError, match=r"uses 256 of 65535, and would be black; scale all"):
+        data.read_picture(files[0])
 
 
 def tiff(pixels: np.ndarray[Any, Any], kind: int, extra: tuple[int, ...] | None = None) -> bytes:

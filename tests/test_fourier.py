@@ -261,6 +261,8 @@ def test_auto_chooses_and_changes_nothing_but_time() -> None:
     assert pays(Oh, 16, 16, 27, 4096)
     assert not pays(p4m, 8, 8, 9, 8192)  # too few channels
     assert not pays(p4m, 64, 64, 9, 64)  # too few points
+    assert pays(p4m, 128, 128, 9, 64)  # but the bank is large
+    assert not pays(p4, 256, 256, 9, 64)  # of a group that saves less
     assert pays(p4m, 32, 32, 9, 8192)
     assert not pays(p4m, 32, 32, 9, 8192, convolve=True)  # where convolutions are faster than products
     assert pays(p4m, 64, 64, 9, 8192, convolve=True)

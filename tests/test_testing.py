@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 import sys
 import time
@@ -674,18 +675,30 @@ def test_explain_shows_how_far_it_is_where_somebody_watches(monkeypatch: Any, ca
 
 
 def test_explain_reads_three_axes_as_equivariance_error_does() -> None:
-    class Invariant(nn.Module):
-        def __init__(self) -> None:
+    class Shaped(nn.Module):
+        """Numbers of some shape, that change or do not."""
+
+        def __init__(self, *shape: int, pooled: bool = True) -> None:
             super().__init__()
-            self.lift = LiftConv(p4m, 1, 3, 3)
+            self.lift, self.linear = LiftConv(p4m, 1, 3, 3), nn.Linear(3, math.prod(shape))
+            self.shape, self.pooled = shape, pooled
 
         def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = self.lift(x).amax((2, 3, 4))
-            return y[:, :, None] * torch.arange(8.0)
+            y: Tensor = self.lift(x).relu()
+            y = self.linear(y.mean((2, 3, 4)) if self.pooled else y[:, :, 0].mean((2, 3)))
+            return y.unflatten(1, self.shape)
 
-    x = torch.rand(1, 1, 9, 9)
-    assert equivariance_error(Invariant(), p4m, x) > 0.1
-    assert not explain(Invariant(), x, p4m).exact
+    x = torch.rand(2, 1, 9, 9)
+    for shape in ((5, 8), (5, 4), (9, 9), (3, 2, 7), (2, 3, 4, 5)):  # eight numbers look like a function, 9 x 9 like an image
+        right, wrong = Shaped(*shape), Shaped(*shape, pooled=False)
+        assert equivariance_error(right, p4m, x) < 1e-5
+        assert explain(right, x, p4m).exact
+        assert not explain(wrong, x, p4m).exact
+        if shape not in ((5, 4), (2, 3, 4, 5)):
+            assert equivariance_error(wrong, p4m, x) > 1e-2
+    with pytest.raises(ValueError, match=r"vectors and matrices, which turn otherwise"):
+        equivariance_error(Shaped(5, 4, pooled=False), p4m, x)
+    assert equivariance_error(Shaped(5, 8), p4m, x, out_stabilizer=(0,)) > 0.1  # who says what it is wants that
 
 
 def test_explain_takes_models_with_compiled_parts() -> None:
@@ -1066,6 +1079,13 @@ def test_what_is_empty_or_no_image_is_refused() -> None:
         equivariance_error(lambda x: x[:, 0, :2, :2], p4m, torch.rand(2, 1, 9, 9))
 
 
+class Outer(nn.Module):
+    """Matrices of products."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ x.mT
+
+
 def test_channels_first_are_channels_first() -> None:
     """Results whose channels are as many as the image has rows, and invariant matrices, are no images with channels last."""
     strips = nn.Sequential(LiftConv(pmm, 1, 8, (1, 5)), CosetPool(pmm))
@@ -1084,8 +1104,10 @@ def test_channels_first_are_channels_first() -> None:
             return y @ y.mT
 
     assert explain(Gram(), torch.rand(2, 1, 9, 9), p4).exact
+    assert_equivariant(Gram(), p4, torch.rand(2, 1, 9, 9))
+    outer = nn.Sequential(nn.Conv2d(1, 5, 3), nn.Flatten(2), Outer())
     with pytest.raises(ValueError, match=r"got \(2, 5, 5\); vectors and matrices"):
-        equivariance_error(Gram(), p4, torch.rand(2, 1, 9, 9))
+        equivariance_error(outer, p4, torch.rand(2, 1, 9, 9))
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import lzma
 import warnings
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from torch import Tensor
 from gcnn.files import write_file
 from gcnn.formats import (
     MNIST_MD5,
-    PARTLY,
+    SCALE,
     Bytes,
     amat,
     cifar_binary,
@@ -400,11 +401,12 @@ def pictures(root: str | Path, size: int = 0) -> Dataset:
         raise ValueError(f"{root}: found no pictures in test/CLASS; expected {', '.join(KINDS)}")
     folders = [root / part / name for part in parts for name in ("", *classes)]
     _warn_of_others(folders, {path for _, _, path in found})
-    read, problems, partly = [], [], 0
+    read, problems, remarks, used = [], [], Counter[str](), [0.0]
     for _, _, path in tqdm(found, "reading pictures", disable=None):
         try:
-            pixels, unclear = decoded(path)
-            partly += unclear
+            pixels, remark, part_of_16_bits = decoded(path)
+            remarks[remark] += 1
+            used.append(part_of_16_bits)
             read.append(resized(pixels, size, path) if size else pixels)
             if read[-1].shape[:2] != read[0].shape[:2]:
                 (rows, columns), (height, width) = read[0].shape[:2], read[-1].shape[:2]
@@ -420,8 +422,11 @@ def pictures(root: str | Path, size: int = 0) -> Dataset:
         more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
         each = "; ".join(str(error) for error in problems[:5])
         raise ValueError(f"{len(problems)} of {len(found)} pictures cannot be taken: {each}{more}")
-    if partly:
-        warnings.warn(f"pictures: {partly} of {len(found)} are {PARTLY}", stacklevel=2)
+    if max(used) < 1 / 8:
+        raise ValueError(f"{root}: the pictures have 16 bits, of which they use {65_535 * max(used):g} of 65535; {SCALE}")
+    for what, times in remarks.items():
+        if what:
+            warnings.warn(f"pictures: {times} of {len(found)} are {what}", stacklevel=2)
     gray = all(pixels.ndim == 2 for pixels in read)
     if not gray and (odd := [label for (_, label, _), pixels in zip(found, read, strict=True) if pixels.ndim == 2]):
         of = ", ".join(f"{name} {n}" for name, n in zip(classes, np.bincount(odd, minlength=len(classes)), strict=True) if n)

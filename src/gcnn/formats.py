@@ -41,14 +41,19 @@ PARTLY = (
     "half transparent in over a quarter of their pixels: the fourth band (of gray ones the second) was taken as transparency; "
     f"if it is a band of the image, {WAY_OUT}"
 )
+SCALE = "scale all pictures alike, and save them as bytes"
+CUT = (
+    "gray of 16 bits, of which the 8 highest are kept: steps below 257 are lost, and so may be what is faint; if that matters, "
+    "save them as bytes, all stretched alike (arcsinh, say)"
+)
 
 
 def read_picture(path: str | Path) -> Bytes:
     """An image file as bytes, (rows, columns) if it is gray, else (rows, columns, 3).
 
     As viewers show it, turned by its EXIF tag. Transparent areas become black where what is visible is light, else white; so does
-    a fourth band that is probably no transparency, with a warning. Gray of 16 bits becomes bytes; colours of 16
-    bits, and bands beyond those of a colour, are a ValueError.
+    a fourth band that is probably no transparency, with a warning. Gray of 16 bits becomes bytes, its 8 highest bits, with a
+    warning where the others hold something; colours of 16 bits, and bands beyond those of a colour, are a ValueError.
 
     >>> import tempfile
     >>> from PIL import Image
@@ -57,14 +62,17 @@ def read_picture(path: str | Path) -> Bytes:
     ...     read_picture(folder + "/1.png").shape
     (7, 9, 3)
     """
-    pixels, partly = decoded(path)
-    if partly:  # without the name of the file, so that it is said once for all of them
-        warnings.warn(f"pictures are {PARTLY}", stacklevel=2)
+    pixels, remark, _ = decoded(path)
+    if remark:  # without the name of the file, so that it is said once for all of them
+        warnings.warn(f"pictures are {remark}", stacklevel=2)
     return pixels
 
 
-def decoded(path: str | Path) -> tuple[Bytes, bool]:
-    """What `read_picture` returns, and whether more than a quarter of the pixels are half transparent: soft edges have fewer."""
+def decoded(path: str | Path) -> tuple[Bytes, str, float]:
+    """What `read_picture` returns, PARTLY or CUT if one of these is to be said, and which part of 16 bits the numbers use.
+
+    PARTLY where more than a quarter of the pixels are half transparent: soft edges have fewer.
+    """
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:
@@ -86,7 +94,7 @@ def decoded(path: str | Path) -> tuple[Bytes, bool]:
             _turn_upright(image)
             if image.mode.startswith(("I", "F")):
                 wide = image.mode.startswith("I;16") or (image.mode, image.format) == ("I", "PNG")
-                return _of_16_bits(path, np.array(image).astype(np.float64), wide), False
+                return _of_16_bits(path, np.array(image).astype(np.float64), wide)
             if image.mode not in ("1", "L", "LA", "P", "PA", "RGB", "RGBA"):
                 raise ValueError(f"{path} is of the kind {image.mode}, expected bytes, in gray or in colour; convert it")
             gray = image.mode in ("1", "L", "LA")
@@ -95,7 +103,7 @@ def decoded(path: str | Path) -> tuple[Bytes, bool]:
             solid = Image.new("RGBA", image.size, "black" if (light * cover).sum() > 127 * cover.sum() else "white")
             solid.alpha_composite(drawn)
             partly = float(((cover > 0) & (cover < 255)).mean()) > 0.25
-            return np.array(solid.convert("L" if gray else "RGB")), partly
+            return np.array(solid.convert("L" if gray else "RGB")), PARTLY if partly else "", 1.0
     except UnidentifiedImageError:
         raise OSError(f"{path} could not be read: it is no picture that pillow knows, or is damaged") from None
     except OSError as error:
@@ -200,17 +208,18 @@ def _turn_upright(image: Any) -> None:
         ImageOps.exif_transpose(image, in_place=True)
 
 
-def _of_16_bits(path: str | Path, values: npt.NDArray[np.float64], wide: bool) -> Bytes:
+def _of_16_bits(path: str | Path, values: npt.NDArray[np.float64], wide: bool) -> tuple[Bytes, str, float]:
     low, high = values.min(), values.max()
     if not np.isfinite(values).all():
         raise ValueError(f"{path} has values that are not finite, expected bytes; put numbers in their place")
-    if 0 < high <= 1:
+    if low >= 0 and 0 < high <= 1:
         raise ValueError(f"{path} has numbers from {low:g} to {high:g}, expected bytes; save it times 255")
-    if wide and 0 < high < 8192:
-        raise ValueError(f"{path} has 16 bits, of which it uses {high:g} of 65535; expected bytes; scale all pictures alike")
+    if wide and 0 < high < 257:
+        raise ValueError(f"{path} has 16 bits, of which it uses {high:g} of 65535, and would be black; {SCALE}")
     if low < 0 or high > (65_535 if wide else 255) or (values != np.round(values)).any():
-        raise ValueError(f"{path} has values from {low} to {high}, expected bytes, or whole numbers of 16 bits; rescale it")
-    return (values / (257 if wide else 1)).astype(np.uint8)
+        raise ValueError(f"{path} has values from {low:g} to {high:g}, expected bytes, or 16 bits a pixel; {SCALE}")
+    lost = wide and bool((values % 257).any())
+    return (values / (257 if wide else 1)).astype(np.uint8), CUT if lost else "", high / 65_535 if wide and high else 1.0
 
 
 def remedy(name: str) -> str:

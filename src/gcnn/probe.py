@@ -76,7 +76,10 @@ Reading = Callable[[Any], Any]
 
 
 def readings(group: Group, y: Tensor, inputs: Sequence[Tensor]) -> list[Reading]:
-    """How a result may be read: as it is and, where its shape allows it, as an image with no channel or its channels last."""
+    """How a result may be read: as it is, as an image with no channel or its channels last, as numbers that belong to no place.
+
+    The others where its shape allows them: numbers where it has no places, or sides that a map cannot have.
+    """
     d, space = group.dim, inputs[first_map(inputs, group.dim)].shape[-group.dim :]
     # a result that turns has equal sides where the input has them and the group mixes all axes
     square = len(set(space)) == 1 == len(group.axis_classes)
@@ -84,16 +87,24 @@ def readings(group: Group, y: Tensor, inputs: Sequence[Tensor]) -> list[Reading]
     def fits(sides: Sequence[int]) -> bool:
         return sides == space or (square and len(set(sides)) == 1 < sides[0])
 
+    found: list[Reading] = [as_it_is]
     if d > 1 and y.ndim == d + 1 and fits(y.shape[1:]):
-        return [as_it_is, lambda z: z.unsqueeze(1)]
+        found.append(lambda z: z.unsqueeze(1))
     if d > 1 and y.ndim == d + 2 and fits(y.shape[1:-1]) and not fits(y.shape[2:]):
-        return [as_it_is, lambda z: z.movedim(-1, 1)]
-    return [as_it_is]
+        found.append(lambda z: z.movedim(-1, 1))
+    if d > 1 and (y.ndim == 3 or (y.ndim > 3 and len(group.axis_classes) == 1 < len(set(y.shape[-d:])))):
+        found.append(as_numbers)
+    return found
 
 
 def as_it_is(y: Any) -> Any:
     """The first of all readings."""
     return y
+
+
+def as_numbers(y: Any) -> Any:
+    """Numbers (N, K), which stay as they are: of this reading, one only hears where it is right."""
+    return y.flatten(1)
 
 
 def numbers_of(y: Tensor) -> Tensor:

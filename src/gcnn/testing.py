@@ -26,6 +26,7 @@ from gcnn.probe import (
     Reading,
     Row,
     as_it_is,
+    as_numbers,
     distance,
     first_map,
     inside,
@@ -56,10 +57,11 @@ def equivariance_error(
 
     `x` is an image (N, K, *X), a G-map (N, K, S, *X), a function (N, K, S) or a map over the cosets of `stabilizer`. An output
     (N, K, *X) must turn as an image does, (N, K, S, *X) and (N, K, S) as maps on the group, or on the cosets of
-    `out_stabilizer`; an output (N, K) must not change. An image may come without its only channel or with its channels last,
-    where its shape says so. A module runs in the mode it is in, as a copy, so that no statistic of it moves (a function that
-    calls one is not copied). On a hexagonal lattice only the cells of the domain count. A module of several inputs, such as two
-    images of one place, gets them as a tuple; all of them are turned, but for numbers (N, K).
+    `out_stabilizer`; an output (N, K) must not change, and other numbers without places may stay as they are, too. An image may
+    come without its only channel or with its channels last, where its shape says so. A module runs in the mode it is in, as a
+    copy, so that no statistic of it moves (a function that calls one is not copied). On a hexagonal lattice only the cells of
+    the domain count. A module of several inputs, such as two images of one place, gets them as a tuple; all of them are turned,
+    but for numbers (N, K).
 
     >>> from gcnn import p4
     >>> from gcnn.nn import LiftConv
@@ -123,6 +125,7 @@ def _worst(
             moved = module(*(turn(group, h, t, stabilizer) for t in inputs))
             for way in ways:
                 way.compare(h, moved)
+    ways = [way for way in ways if way.read is not as_numbers or (way.error < 1e-3 and out_stabilizer is None)]
     best = min(ways, key=lambda way: math.inf if math.isnan(way.error) else way.error, default=None)
     image = inputs[first_map(inputs, group.dim)].shape[-group.dim :] in (y.shape[1:], y.shape[1:-1])
     if refused is not None and (best is None or not (image or best.error < 1e-3)):  # a matrix, say, that only looks like an image
@@ -327,7 +330,8 @@ def _compared(
     for h, found in enumerate(_answers(probe.model, turned), 1):
         for i, way in enumerate(ways):
             wholes[i] = larger(wholes[i], min(distance(group, way(found), t, size) for t in probe.outputs(h, read[i])))
-    whole = min(wholes, key=lambda error: math.inf if math.isnan(error) else error)
+    right = [e for e, way in zip(wholes, ways, strict=True) if way is not as_numbers or e <= probe.tolerance]
+    whole = min(right, key=lambda error: math.inf if math.isnan(error) else error)
     best = wholes.index(whole)
     probe.read, probe.output = ways[best], read[best]
     return probe, inputs, whole

@@ -164,11 +164,12 @@ def pays(group: Group, k_in: int, k_out: int, taps: int, points: int, convolve: 
 
     Every number of a patch is gathered and transformed at a price (a higher one in runs of fewer than 16), and every number of
     the result is transformed back. `convolve` is for CPUs on which `convolutions_are_faster`: what is no convolution costs more
-    there. The filters' transform is small beside 256 points and more.
+    there. The filters' transform is small beside 256 points and more; with fewer, what the planar algorithm takes is to expand
+    its bank, so that large ones of groups that save much are worth a transform instead.
     """
-    if points < 256:
-        return False
     order, short = group.order, max(0.0, 1200 / k_in - 75)
+    if points < 256:
+        return order**2 * taps * k_in * k_out >= 5e6 and order**2 >= 4 * multiplications(group)
     if convolve:
         gain, product, price, back = 0.95, 1.5, 110 + 6 * order + short, 0.8
     else:
