@@ -1509,6 +1509,7 @@ def weighted(net: Any, x: Tensor) -> Tensor:
 def many_functions(net: Any, x: Tensor) -> Tensor:
     y = net.a(x)
     z = torch.erf(y) + torch.sign(y).detach() + torch.expm1(y / 9) + torch.atan(y) + F.softshrink(y) + F.tanhshrink(y)
+    z = z + torch.asinh(y) + torch.hypot(y, z) + y.nan_to_num().round() + torch.log10(y.exp2()) + torch.floor(y).sinh()
     z = z + F.threshold(y, 0.1, 0.3) + torch.clip(y, -1, 1) + torch.clamp_max(y, 0.5) + net.t(net.r(net.s(net.h(y + 0.2))))
     found: Tensor = net.d(z)
     return found
@@ -2868,6 +2869,8 @@ def test_blocks_of_a_converted_network_say_that_they_cannot_be_called(again: Any
     assert net.body[-1] is list(net.body.children())[-1]
     with pytest.raises(TypeError, match="not iterable"):  # some of its layers have no number, and it may call others twice
         nn.Sequential(*net)
+    with pytest.raises(TypeError, match=r"are not the network: take list\(net.children\(\)\)"):
+        net.body[:1]
     with pytest.raises(IndexError, match=r"9: the parts of body are 0"):
         net.body[9]
     with pytest.raises(KeyError, match=r"'head': the parts of the network are body, last"):

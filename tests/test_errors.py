@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gcnn import Oh, line, linem, p4, p4m, p6, p6m, plot, pm
+from gcnn import C3, D6, Oh, line, linem, p4, p4m, p6, p6m, plot, pm
 from gcnn.export import planar
 from gcnn.functional import act, correlate, gcorr, planar_gcorr, planar_gcorr_transpose, transform_filter
 from gcnn.lattice import domain_mask, hexagon, mask_outside, to_hexagonal, to_square
@@ -245,6 +245,8 @@ AT_CONSTRUCTION: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: GBatchNorm(p4m, -4), ValueError, r"GBatchNorm\(p4m\): num_features must be a whole number from 1 on, got -4"),
     (lambda: GLinear(p4m, -4, 5), ValueError, r"in_features must be a positive whole number, got -4"),
     (lambda: LiftConv(p4, 1, 2, 3, dtype=torch.int32), ValueError, r"dtype must be a floating point dtype .* got torch.int32"),
+    (lambda: LiftConv(p4, 1, 2, 3, dtype=torch.complex64), ValueError, r"got torch.complex64; take real and imaginary parts as"),
+    (lambda: CosetPool(D6, C3), ValueError, r"C3 is of another lattice than D6; subgroups by indices, such as D6.subgroup\(1\)"),
     (lambda: GPool(p4m, ONE), TypeError, r"GPool\(p4m\): domain must list pairs \(s, t\) .* got 1"),
     (lambda: build("unet", group=p4, width=-1), ValueError, r"build\('unet'\): width must be a positive whole number, got -1"),
     (lambda: hexagon(-3), ValueError, r"sizes are 0 or more, got \(-3, -3\)"),

@@ -501,6 +501,7 @@ def test_general_pooling_is_the_maximum_over_gu() -> None:
     f = torch.randn(1, 1, 8, 5, 5)
     domain = [(0, (0, 0)), (3, (1, 0)), (5, (-1, 2))]
     most, mean = pool(p4m, f, domain), pool(p4m, f, domain, "mean")
+    torch.testing.assert_close(pool(p4m, f, [*domain, domain[0]], "mean"), mean)  # a set has each element once
     for s, u, v in itertools.product(range(8), range(5), range(5)):
         g = p4m.matrix(s, (u - 2, v - 2))
         values = []

@@ -563,11 +563,14 @@ def test_predictions_of_every_kind_of_image_file(shell: Any, tmp_path: Path, sma
     )
     assert status == 1
     assert "wide.png has 30 x 20 pixels, the network takes 28 x 28; resize it" in text
-    assert "is a folder; give image files" in text
+    assert "is a folder without pictures; they are .png, .jpg" in text
     assert text.count("gcnn predict:") == 4
     assert f"bytes.png: {shares}" in text  # the good one is still answered
     assert text.count("broken.png") == 1
-    for name, words in (("unit.tif", "expected bytes"), ("twelve.png", "of 65535"), ("pages.tif", "holds 2 images")):
+    with pytest.warns(UserWarning, match="of which the 8 highest are kept"):
+        status, text = shell("predict", folder, str(tmp_path / "twelve.png"))
+    assert "twelve.png is all darker than the mean of what the network learned from: scaled alike?" in text
+    for name, words in (("unit.tif", "expected bytes"), ("pages.tif", "holds 2 images")):
         status, text = shell("predict", folder, str(tmp_path / name))
         assert status == 1
         assert words in text
@@ -1129,11 +1132,20 @@ def test_predictions_ask_for_what_the_network_learned(small: Dataset, tmp_path: 
         (x.float() / 255, r"expected images as bytes, got torch.float32 from 0 to 1; use \(255 \* x\)"),
         (x[..., :20], r"expected images \(N, 1, 28, 28\), as the network was trained on, got \(3, 1, 28, 20\)"),
         (x.float() * math.nan, "got NaN or infinite numbers"),
+        (x.int() * 40, r"expected images as bytes, got torch.int32 from 0 to 10200; scale them as those"),
+        (x / 127.5 - 1, r"got torch.float32 from -1 to 1; scale them"),
     ):
         with pytest.raises(ValueError, match=words):
             run.predict(images)
     of_ones = dataclasses.replace(run, mean=0.3, std=0.4, of_bytes=False)  # trained on zeros and ones
     torch.testing.assert_close(of_ones.predict((x > 100).float()), of_ones.predict(x > 100))
+
+
+def test_shifts_stay_within_the_image(small: Dataset) -> None:
+    with pytest.raises(
+        ValueError, match=r"shift moves images of 28 x 28 pixels by up to 28; expected less than the shorter side"
+    ):
+        train(dataclasses.replace(TINY, shift=28), progress=False, data=small)
 
 
 def test_parts_that_do_not_fit_each_other(small: Dataset) -> None:

@@ -309,6 +309,11 @@ def _predict(chosen: argparse.Namespace) -> int:
             pixels = 255 - pixels
         elif run.mean < 100 and float(pixels.float().median()) > 155:
             print(f"gcnn predict: {name} has a light ground, the network learned from dark ones: --invert?", file=sys.stderr)
+        if float(pixels.max()) < run.mean:
+            print(
+                f"gcnn predict: {name} is all darker than the mean of what the network learned from: scaled alike?",
+                file=sys.stderr,
+            )
         shares = run.predict(pixels[None])[0]
         best = shares.argsort(descending=True)[: chosen.top].tolist()
         try:
@@ -372,6 +377,8 @@ def _pixels(name: str, shape: tuple[int, ...], size: int) -> torch.Tensor:
             f"{name}: the network takes images of {channels} bands, and files are read as gray or RGB; in Python "
             "gcnn.train.load_run(folder).predict(images) takes them"
         )
+    if Path(name).is_dir():
+        raise ValueError(f"{name} is a folder without pictures; they are {', '.join(KINDS)}")
     read = read_picture(name)
     read = resized(read, size, name) if size else read
     if read.shape[:2] != (rows, columns):

@@ -372,8 +372,10 @@ def pictures(root: str | Path, size: int = 0) -> Dataset:
         raise ImportError('pictures are read under a bar of tqdm, which is not installed: pip install "gcnn[train]"') from error
     root = Path(root)
     if not (root / "train").is_dir():
+        above = f"; name the folder above, {root.parent}" if (root.parent / "train").is_dir() else ""
         raise FileNotFoundError(
             f"{root / 'train'} is missing; expected folders train/CLASS with the pictures of each class, {', '.join(KINDS)}"
+            + above
         )
     parts = ("train", *(part for part in ("val", "test") if (root / part).is_dir()))
     names = {part: {path.name for path in shown(root / part) if path.is_dir()} for part in parts}

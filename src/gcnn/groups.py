@@ -272,6 +272,11 @@ class Group:
         if elements is None:
             return (0,)
         if isinstance(elements, Group):
+            if elements.metric != self.metric and not set(elements.matrices) <= set(self.matrices):
+                raise ValueError(
+                    f"{elements.name} is of another lattice than {self.name}; subgroups by indices, such as "
+                    f"{self.name}.subgroup(1), are of its own"
+                )
             elements = [self.index(m) for m in elements.matrices]
         if isinstance(elements, str) or not isinstance(elements, Iterable):
             raise ValueError(

@@ -93,7 +93,8 @@ def pool_plan(group: Group, domain: Iterable[tuple[int, Sequence[int]]]) -> Plan
     if not all(isinstance(pair, Sequence) and len(pair) == 2 and isinstance(pair[1], Sequence) for pair in pairs):
         example = (0, (0,) * group.dim)
         raise ValueError(f"pool: expected pairs (s, t) of an element and a translation, such as {example}, got {pairs!r}")
-    elements = [(s, group.matrix(s, t)[:-1, -1]) for s, t in pairs]
+    matrices = {tuple(m.ravel().tolist()): m for m in (group.matrix(s, t) for s, t in pairs)}  # each element once
+    elements = [(s, np.array(t)) for s, t in map(group.decode, matrices.values())]
     if not elements:
         raise ValueError(f"pool: expected at least one element (s, t) of {group.name} in the domain, got none")
     reach = np.max([np.abs(group.arrays @ t).max(0) for _, t in elements], axis=0)

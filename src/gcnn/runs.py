@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gcnn.config import Config
-from gcnn.data import Dataset, Split
+from gcnn.data import Dataset, Split, extent
 from gcnn.export import in_eval
 from gcnn.files import write_file
 from gcnn.groups import GROUPS, Group
@@ -320,6 +320,13 @@ class Run:
             raise ValueError("expected images as bytes, got NaN or infinite numbers")
         if self.of_bytes and images.is_floating_point() and images.min() >= 0 and 0 < images.max() <= 1:
             raise ValueError(f"expected images as bytes, got {images.dtype} from 0 to 1; use (255 * x).to(torch.uint8)")
+        if self.of_bytes and images.dtype not in (torch.uint8, torch.bool):
+            low, high = extent(images)
+            if low < 0 or high > 255:
+                raise ValueError(
+                    f"expected images as bytes, got {images.dtype} from {low:g} to {high:g}; scale them as those that "
+                    "the network was trained on, and .to(torch.uint8)"
+                )
         device = next(self.model.parameters()).device
         unknown = Split(images, torch.zeros(len(images), dtype=torch.int64))
         return answers_of(self.model, self.inputs(unknown, device), self.config.test_turns).softmax(1)

@@ -32,10 +32,14 @@ KEEP_ZERO: set[Any] = {
     *("float", "double", "half", "bfloat16", "to", "log1p", torch.log1p, torch.relu_, F.leaky_relu_, F.elu_, torch.tanh_),
     *(torch.erf, torch.sign, torch.expm1, torch.atan, torch.arctan, F.softshrink, F.hardshrink, F.tanhshrink, "tanh_", "erf"),
     *("sign", "expm1", "atan", "arctan", "sin", "neg_", "abs_"),
+    *(torch.asinh, torch.arcsinh, torch.sinh, torch.atanh, torch.arctanh, torch.asin, torch.arcsin, torch.tan, torch.nan_to_num),
+    *(torch.floor, torch.ceil, torch.round, torch.trunc, torch.frac, torch.absolute, torch.negative, torch.positive),
+    *("asinh", "arcsinh", "sinh", "atanh", "arctanh", "asin", "arcsin", "tan", "nan_to_num", "floor", "ceil", "round", "trunc"),
+    *("frac", "absolute", "negative", "positive", operator.pos, torch.deg2rad, torch.rad2deg, "deg2rad", "rad2deg"),
 }
 KEEP_ZERO_OF_TWO: set[Any] = {
     *(torch.add, torch.sub, torch.mul, torch.maximum, torch.minimum, operator.add, operator.sub, operator.mul, operator.iadd),
-    *(operator.isub, operator.imul, "add", "add_", "sub", "sub_", "mul", "mul_"),
+    *(operator.isub, operator.imul, "add", "add_", "sub", "sub_", "mul", "mul_", torch.hypot, "hypot"),
 }
 ALIASES = {"detach", "to", "float", "double", "half", "bfloat16", "type_as"}  # which may give back the tensor itself
 IN_PLACE = {
@@ -45,24 +49,15 @@ IN_PLACE = {
 }
 POINTWISE_MODULES = (*KEEP_ZERO_MODULES, nn.Hardtanh, nn.Sigmoid, nn.LogSigmoid, nn.Softplus, nn.Hardsigmoid, nn.Threshold)
 POINTWISE_FUNCTIONS = {f for f in KEEP_ZERO | KEEP_ZERO_OF_TWO if not isinstance(f, str)} | {
-    *(F.softplus, F.hardsigmoid, F.hardtanh, F.sigmoid, F.logsigmoid, torch.sigmoid, torch.div, torch.pow, torch.exp),
-    *(
-        torch.log,
-        torch.clamp,
-        torch.clip,
-        torch.cos,
-        torch.sigmoid_,
-        F.threshold,
-        torch.threshold,
-        operator.truediv,
-        operator.pow,
-    ),
-    operator.itruediv,
-    *(torch.rsqrt, torch.reciprocal, torch.clamp_min, torch.clamp_max),
+    *(F.softplus, F.hardsigmoid, F.hardtanh, F.sigmoid, F.logsigmoid, torch.sigmoid, torch.div, torch.pow, torch.exp, torch.log),
+    *(torch.clamp, torch.clip, torch.cos, torch.sigmoid_, F.threshold, torch.threshold, operator.truediv, operator.pow),
+    *(operator.itruediv, torch.rsqrt, torch.reciprocal, torch.clamp_min, torch.clamp_max, torch.log2, torch.log10, torch.exp2),
+    *(torch.cosh, torch.acos, torch.arccos, torch.logit),
 }
 POINTWISE_METHODS = {f for f in KEEP_ZERO | KEEP_ZERO_OF_TWO if isinstance(f, str)} | {
     *("sigmoid", "sigmoid_", "div", "div_", "pow", "exp", "exp_", "log", "cos", "clamp", "clamp_", "clip", "clip_", "type_as"),
-    *("clamp_min_", "clamp_max_", "rsqrt", "reciprocal", "clamp_min", "clamp_max"),
+    *("clamp_min_", "clamp_max_", "rsqrt", "reciprocal", "clamp_min", "clamp_max", "log2", "log10", "exp2", "cosh", "acos"),
+    *("arccos", "logit"),
 }
 
 

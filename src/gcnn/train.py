@@ -177,6 +177,7 @@ def _train(
     if len(data.train) < 2:
         raise ValueError(f"{data.name}: {len(data.train)} training images are too few")
     _check_parts(data)
+    _check_shift(data, config.shift)
     example = EXAMPLES.get(config.model)
     if example is not None and data.train.images.ndim != len(example) + 1:
         kinds = ("images", "volumes") if data.train.images.ndim == 4 else ("volumes", "images")
@@ -317,6 +318,14 @@ def _check_parts(data: Dataset) -> None:
             f"{data.name}: training images go from {low:g} to {high:g}, those of the test from {least:g} to {most:g}; scale both "
             "alike"
         )
+
+
+def _check_shift(data: Dataset, shift: int) -> None:
+    """Raises a ValueError for a shift that moves images out of themselves."""
+    sides = data.train.images.shape[2:]
+    if shift >= min(sides):
+        shown = " x ".join(map(str, sides))
+        raise ValueError(f"shift moves images of {shown} pixels by up to {shift}; expected less than the shorter side")
 
 
 def _check_held_out(data: Dataset) -> None:

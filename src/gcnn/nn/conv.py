@@ -61,8 +61,9 @@ class _Filters(GModule):
                 if value % groups:
                     raise ValueError(f"{name} (={value}) must be divisible by groups (={groups})")
             kind: Any = dtype  # torch takes float for its default, too
-            if not (kind in (None, float) or (isinstance(kind, torch.dtype) and (kind.is_floating_point or kind.is_complex))):
-                raise ValueError(f"dtype must be a floating point dtype of torch, got {dtype!r}")
+            if not (kind in (None, float) or (isinstance(kind, torch.dtype) and kind.is_floating_point)):
+                remedy = "; take real and imaginary parts as two channels" if getattr(kind, "is_complex", False) else ""
+                raise ValueError(f"dtype must be a floating point dtype of torch, got {dtype!r}{remedy}")
             if self.depthwise and out_channels % in_channels:
                 raise ValueError(f"out_channels (={out_channels}) must be a multiple of in_channels (={in_channels})")
             self.in_channels, self.out_channels, self.groups = int(in_channels), int(out_channels), int(groups)

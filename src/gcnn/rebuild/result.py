@@ -9,10 +9,14 @@ from typing import Any
 
 from torch import fx, nn
 
+_ONE_BY_ONE = "take list(net.children()), to freeze some, say; to have a part of the network run, convert that part"
+
 
 def _child(self: nn.Module, key: int | str) -> nn.Module:
     """The part of that name, or number, as nn.Sequential and the like give theirs."""
     inside = dict(self.named_children())
+    if isinstance(key, slice):
+        raise TypeError(f"one after the other the parts of a converted network are not the network: {_ONE_BY_ONE}")
     number = 0 if isinstance(key, str) else operator.index(key)
     name = list(inside)[number] if -len(inside) <= number < 0 else str(key)
     if name not in inside:
