@@ -245,6 +245,11 @@ AT_CONSTRUCTION: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: GBatchNorm(p4m, -4), ValueError, r"GBatchNorm\(p4m\): num_features must be a whole number from 1 on, got -4"),
     (lambda: GLinear(p4m, -4, 5), ValueError, r"in_features must be a positive whole number, got -4"),
     (lambda: LiftConv(p4, 1, 2, 3, dtype=torch.int32), ValueError, r"dtype must be a floating point dtype .* got torch.int32"),
+    (
+        lambda: torch.fx.symbolic_trace(nn.Sequential(LiftConv(p4, 1, 2, 3))),
+        TypeError,
+        r"got Proxy; torch.fx is to take .* whole",
+    ),
     (lambda: LiftConv(p4, 1, 2, 3, dtype=torch.complex64), ValueError, r"got torch.complex64; take real and imaginary parts as"),
     (lambda: CosetPool(D6, C3), ValueError, r"C3 is of another lattice than D6; subgroups by indices, such as D6.subgroup\(1\)"),
     (lambda: GPool(p4m, ONE), TypeError, r"GPool\(p4m\): domain must list pairs \(s, t\) .* got 1"),

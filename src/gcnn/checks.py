@@ -63,7 +63,10 @@ def unknown(what: str, got: str, known: Iterable[str]) -> str:
 def check_tensor(who: str, x: Any) -> None:
     """Raises a TypeError for an array of numpy, a list ..."""
     if not isinstance(x, Tensor):
-        raise TypeError(f"{who}: expected a tensor, got {type(x).__name__}; use torch.as_tensor(x)")
+        remedy = "use torch.as_tensor(x)"
+        if isinstance(x, torch.fx.Proxy):
+            remedy = "torch.fx is to take this layer whole, as one that is_leaf_module of a Tracer of your own names"
+        raise TypeError(f"{who}: expected a tensor, got {type(x).__name__}; {remedy}")
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

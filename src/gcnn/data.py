@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -62,7 +62,12 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Split:
-    """Images (N, C, *X), as bytes unless they were whitened, and their labels (N,)."""
+    """Images (N, C, *X), as bytes unless they were whitened, and their labels (N,); by number an image and its label.
+
+    >>> images, labels = next(iter(torch.utils.data.DataLoader(digits().train, 16)))
+    >>> images.shape, labels.shape
+    (torch.Size([16, 1, 28, 28]), torch.Size([16]))
+    """
 
     images: Tensor
     labels: Tensor
@@ -70,8 +75,15 @@ class Split:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, index: slice) -> Split:
-        return Split(self.images[index], self.labels[index])
+    @overload
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Split: ...
+
+    def __getitem__(self, index: int | slice) -> tuple[Tensor, Tensor] | Split:
+        images, labels = self.images[index], self.labels[index]
+        return Split(images, labels) if labels.ndim else (images, labels)
 
 
 @dataclass(frozen=True)
