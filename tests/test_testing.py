@@ -701,6 +701,17 @@ def test_explain_reads_three_axes_as_equivariance_error_does() -> None:
     assert equivariance_error(Shaped(5, 8), p4m, x, out_stabilizer=(0,)) > 0.1  # who says what it is wants that
 
 
+def test_explain_tells_what_is_random() -> None:
+    class Noisy(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + torch.randn_like(x) * self.training + torch.randn(())
+
+    found = explain(nn.Sequential(LiftConv(p4, 1, 2, 3), CosetPool(p4), Noisy()), torch.rand(1, 1, 9, 9), p4)
+    assert found.first is not None
+    assert found.first.why.startswith("the same input gives another result each time")
+    assert not explain(nn.Conv2d(1, 2, 3), torch.rand(1, 1, 9, 9), p4).first.why.startswith("the same input")  # type: ignore[union-attr]
+
+
 def test_explain_takes_models_with_compiled_parts() -> None:
     part: Any = torch.compile(LiftConv(p4, 1, 2, 3), backend="eager")
     assert explain(nn.Sequential(part, CosetPool(p4)), torch.rand(1, 1, 9, 9), p4).exact

@@ -234,6 +234,16 @@ class Probe:
         """Whether the model returns for x just what it has returned before."""
         return torch.equal(self.read(self.model(*x)), self.output)
 
+    def draws(self, x: tuple[Tensor, ...]) -> Iterable[Row]:
+        """A row for a model that returns for x something else than before, which was for x, too."""
+        size = float(numbers_of(self.output).abs().max())
+        error = distance(self.group, self.read(self.model(*x)), self.output, size)
+        if not error <= self.tolerance:
+            why = "the same input gives another result each time, so the model draws random numbers in eval mode"
+            yield Row(
+                "forward", "(code)", error, why, "draw them in training alone (if self.training), or let the caller give them"
+            )
+
     def sees_a_fault(self) -> bool:
         """Whether a layer, or the code around the layers, was off so far."""
         errors = [self.after, *(e for call in self.calls if call.followed for e in (call.error, call.error_before))]

@@ -300,8 +300,9 @@ def explain(model: nn.Module, x: Input, group: Group, stabilizer: Subgroup | Non
         if not whole <= probe.tolerance and not probe.sees_a_fault():  # one that shows on this very x under others only
             probe.measure(inputs, sorted({*range(1, group.order)}.difference(few)))
         search = not whole <= probe.tolerance and probe.stride_fails()
+        drawn = tuple(probe.draws(inputs)) if not whole <= probe.tolerance else ()
         sizes = tuple(_fitting(probe.model, inputs, group, 4)) if search else ()
-    rows = tuple(probe.rows(sizes))
+    rows = (*drawn, *probe.rows(sizes))
     if whole <= probe.tolerance and not dead:  # what has an error is only laid out in a way that was not followed
         rows = tuple(Row(r.name, r.layer + (" (not followed)" if r.why else ""), r.error) for r in rows)
     return Explanation(group, whole, probe.tolerance, rows, sizes)
