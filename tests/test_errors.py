@@ -250,6 +250,7 @@ AT_CONSTRUCTION: list[tuple[Callable[[], Any], type[Exception], str]] = [
         TypeError,
         r"got Proxy; torch.fx is to take .* whole",
     ),
+    (lambda: GConv(p4m, 2, 3, 3, stabilizer=p4m)(zeros(1, 2, 1, 9, 9)), ValueError, r"is an image: use x.squeeze\(2\)"),
     (lambda: LiftConv(p4, 1, 2, 3, dtype=torch.complex64), ValueError, r"got torch.complex64; take real and imaginary parts as"),
     (lambda: CosetPool(D6, C3), ValueError, r"C3 is of another lattice than D6; subgroups by indices, such as D6.subgroup\(1\)"),
     (lambda: GPool(p4m, ONE), TypeError, r"GPool\(p4m\): domain must list pairs \(s, t\) .* got 1"),

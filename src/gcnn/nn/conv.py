@@ -212,6 +212,8 @@ class _Filters(GModule):
         elif x.ndim == group.dim + 3:
             if self.on_plane and group.order % max(1, x.shape[2]):
                 remedy = f"its group {group} has dimension {group.dim}, and this looks like a batch of dimension {group.dim + 1}"
+            elif self.on_plane and x.shape[2] == 1:
+                remedy = "a map over one coset, that of the whole group, is an image: use x.squeeze(2)"
             elif self.on_plane:
                 remedy = "this is a map on a group already: use GConv, or CosetPool to get an image"
             elif x.shape[2] != cosets:
