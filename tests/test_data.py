@@ -555,9 +555,15 @@ def test_what_gray_of_16_bits_loses_is_told(tmp_path: Path) -> None:
             Image.fromarray(each).save(path)
 
     write(values)
-    with pytest.raises(ValueError, match=r"they use 79\d\d of 65535; scale all pictures alike"):
+    with pytest.raises(ValueError, match=r"\d+ of \d+ pictures have 16 bits, of which they use 79\d\d of 65535; scale all"):
         data.pictures(root)
-    values[0, 0, 0] = 60_000  # now the others are dim ones of the same scale
+    values[:, 0, 0] = 0
+    for others in (np.zeros((9, 9), np.uint8), np.zeros((9, 9), np.uint16)):  # black ones say nothing
+        write(values)
+        Image.fromarray(others).save(files[-1])
+        with pytest.raises(ValueError, match="scale all pictures alike"):
+            data.pictures(root)
+    values[[0, -1], 0, 0] = 60_000  # now the others are dim ones of the same scale, of the test and of the training
     write(values)
     with pytest.warns(
         UserWarning, match=rf"pictures: {len(files)} of {len(files)} are gray of 16 bits, .* stretched alike"

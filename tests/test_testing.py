@@ -689,7 +689,7 @@ def test_explain_reads_three_axes_as_equivariance_error_does() -> None:
             return y.unflatten(1, self.shape)
 
     x = torch.rand(2, 1, 9, 9)
-    for shape in ((5, 8), (5, 4), (9, 9), (3, 2, 7), (2, 3, 4, 5)):  # eight numbers look like a function, 9 x 9 like an image
+    for shape in ((5, 8), (5, 4), (3, 2, 7), (2, 3, 4, 5)):  # eight numbers look like a function
         right, wrong = Shaped(*shape), Shaped(*shape, pooled=False)
         assert equivariance_error(right, p4m, x) < 1e-5
         assert explain(right, x, p4m).exact
@@ -701,11 +701,41 @@ def test_explain_reads_three_axes_as_equivariance_error_does() -> None:
     assert equivariance_error(Shaped(5, 8), p4m, x, out_stabilizer=(0,)) > 0.1  # who says what it is wants that
 
 
+def test_numbers_are_no_images_of_the_input() -> None:
+    class Placed(nn.Module):
+        """One number for each image, and one for each place, which does not turn."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.places = nn.Linear(1, 1), nn.Parameter(torch.randn(135))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.linear(x.mean((2, 3)))[:, :, None, None] + self.places.view(1, 1, *x.shape[2:])
+            return y
+
+    x = torch.rand(2, 1, 9, 15)
+    assert equivariance_error(Placed(), p4, x) > 0.1
+    assert not explain(Placed(), x, p4).exact
+    halved = nn.Sequential(Placed(), nn.AvgPool2d(3, 2))
+    assert equivariance_error(halved, p4, x) > 0.1
+    rough = torch.randn(2, 3, 31, 31, dtype=torch.bfloat16)
+    assert_equivariant(lambda x: x.sum(2).sum(2)[:, :, None].repeat(1, 1, 5), p4, rough)
+    assert math.isnan(equivariance_error(lambda x: x.sum((2, 3))[:, :, None].repeat(1, 1, 5) * math.nan, p4, rough))
+
+
 def test_explain_tells_what_is_random() -> None:
     class Noisy(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x + torch.randn_like(x) * self.training + torch.randn(())
 
+    for net in (nn.Conv2d(1, 2, 2), nn.Sequential(LiftConv(p6m, 1, 2, 3, padding=1), CosetPool(p6m), nn.MaxPool2d(2))):
+        first = explain(net, torch.rand(1, 1, 9, 9), p6m).first
+        assert first is not None
+        assert "the same input" not in first.why
+    x = torch.randn(1, 1, 9, 9, dtype=torch.float64)
+    kept = x.clone()
+    assert not explain(nn.Sequential(nn.ReLU(inplace=True), nn.Conv2d(1, 2, 3)), x, p4).exact
+    assert torch.equal(x, kept)
     found = explain(nn.Sequential(LiftConv(p4, 1, 2, 3), CosetPool(p4), Noisy()), torch.rand(1, 1, 9, 9), p4)
     assert found.first is not None
     assert found.first.why.startswith("the same input gives another result each time")

@@ -415,12 +415,13 @@ def pictures(root: str | Path, size: int = 0) -> Dataset:
         raise ValueError(f"{root}: found no pictures in test/CLASS; expected {', '.join(KINDS)}")
     folders = [root / part / name for part in parts for name in ("", *classes)]
     _warn_of_others(folders, {path for _, _, path in found})
-    read, problems, remarks, used = [], [], Counter[str](), [0.0]
-    for _, _, path in tqdm(found, "reading pictures", disable=None):
+    read, problems, remarks = [], [], Counter[str]()
+    used: dict[str, list[float]] = {part: [] for part in parts}  # of 16 bits, by the pictures that have them
+    for part, _, path in tqdm(found, "reading pictures", disable=None):
         try:
             pixels, remark, part_of_16_bits = decoded(path)
             remarks[remark] += 1
-            used.append(part_of_16_bits)
+            used[part] += [] if part_of_16_bits is None else [part_of_16_bits]
             read.append(resized(pixels, size, path) if size else pixels)
             if read[-1].shape[:2] != read[0].shape[:2]:
                 (rows, columns), (height, width) = read[0].shape[:2], read[-1].shape[:2]
@@ -436,8 +437,13 @@ def pictures(root: str | Path, size: int = 0) -> Dataset:
         more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
         each = "; ".join(str(error) for error in problems[:5])
         raise ValueError(f"{len(problems)} of {len(found)} pictures cannot be taken: {each}{more}")
-    if max(used) < 1 / 8:
-        raise ValueError(f"{root}: the pictures have 16 bits, of which they use {65_535 * max(used):g} of 65535; {SCALE}")
+    for part, shares in used.items():
+        if shares and 0 < max(shares) < 1 / 8:
+            there = sum(each == part for each, _, _ in found)
+            raise ValueError(
+                f"{root / part}: {len(shares)} of {there} pictures have 16 bits, of which they use {65_535 * max(shares):g} of "
+                f"65535; {SCALE}"
+            )
     for what, times in remarks.items():
         if what:
             warnings.warn(f"pictures: {times} of {len(found)} are {what}", stacklevel=2)

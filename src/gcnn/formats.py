@@ -68,8 +68,8 @@ def read_picture(path: str | Path) -> Bytes:
     return pixels
 
 
-def decoded(path: str | Path) -> tuple[Bytes, str, float]:
-    """What `read_picture` returns, PARTLY or CUT if one of these is to be said, and which part of 16 bits the numbers use.
+def decoded(path: str | Path) -> tuple[Bytes, str, float | None]:
+    """What `read_picture` returns, PARTLY or CUT if one is to be said, and which part of its 16 bits is used.
 
     PARTLY where more than a quarter of the pixels are half transparent: soft edges have fewer.
     """
@@ -103,7 +103,7 @@ def decoded(path: str | Path) -> tuple[Bytes, str, float]:
             solid = Image.new("RGBA", image.size, "black" if (light * cover).sum() > 127 * cover.sum() else "white")
             solid.alpha_composite(drawn)
             partly = float(((cover > 0) & (cover < 255)).mean()) > 0.25
-            return np.array(solid.convert("L" if gray else "RGB")), PARTLY if partly else "", 1.0
+            return np.array(solid.convert("L" if gray else "RGB")), PARTLY if partly else "", None
     except UnidentifiedImageError:
         raise OSError(f"{path} could not be read: it is no picture that pillow knows, or is damaged") from None
     except OSError as error:
@@ -208,7 +208,7 @@ def _turn_upright(image: Any) -> None:
         ImageOps.exif_transpose(image, in_place=True)
 
 
-def _of_16_bits(path: str | Path, values: npt.NDArray[np.float64], wide: bool) -> tuple[Bytes, str, float]:
+def _of_16_bits(path: str | Path, values: npt.NDArray[np.float64], wide: bool) -> tuple[Bytes, str, float | None]:
     low, high = values.min(), values.max()
     if not np.isfinite(values).all():
         raise ValueError(f"{path} has values that are not finite, expected bytes; put numbers in their place")
@@ -219,7 +219,7 @@ def _of_16_bits(path: str | Path, values: npt.NDArray[np.float64], wide: bool) -
     if low < 0 or high > (65_535 if wide else 255) or (values != np.round(values)).any():
         raise ValueError(f"{path} has values from {low:g} to {high:g}, expected bytes, or 16 bits a pixel; {SCALE}")
     lost = wide and bool((values % 257).any())
-    return (values / (257 if wide else 1)).astype(np.uint8), CUT if lost else "", high / 65_535 if wide and high else 1.0
+    return (values / (257 if wide else 1)).astype(np.uint8), CUT if lost else "", high / 65_535 if wide else None
 
 
 def remedy(name: str) -> str:

@@ -78,7 +78,7 @@ Reading = Callable[[Any], Any]
 def readings(group: Group, y: Tensor, inputs: Sequence[Tensor]) -> list[Reading]:
     """How a result may be read: as it is, as an image with no channel or its channels last, as numbers that belong to no place.
 
-    The others where its shape allows them: numbers where it has no places, or sides that a map cannot have.
+    The others where its shape allows them: numbers where it has the axes or the sides of no map, and not those of the input.
     """
     d, space = group.dim, inputs[first_map(inputs, group.dim)].shape[-group.dim :]
     # a result that turns has equal sides where the input has them and the group mixes all axes
@@ -92,7 +92,9 @@ def readings(group: Group, y: Tensor, inputs: Sequence[Tensor]) -> list[Reading]
         found.append(lambda z: z.unsqueeze(1))
     if d > 1 and y.ndim == d + 2 and fits(y.shape[1:-1]) and not fits(y.shape[2:]):
         found.append(lambda z: z.movedim(-1, 1))
-    if d > 1 and (y.ndim == 3 or (y.ndim > 3 and len(group.axis_classes) == 1 < len(set(y.shape[-d:])))):
+    sides = y.shape[-d:]
+    uneven = len(sides) == d and any(len({sides[i] for i in axes}) > 1 for axes in group.axis_classes)
+    if d > 1 and y.ndim > 2 and sides != space and (y.ndim not in (d + 2, d + 3) or uneven):
         found.append(as_numbers)
     return found
 
@@ -236,13 +238,12 @@ class Probe:
 
     def draws(self, x: tuple[Tensor, ...]) -> Iterable[Row]:
         """A row for a model that returns for x something else than before, which was for x, too."""
-        size = float(numbers_of(self.output).abs().max())
-        error = distance(self.group, self.read(self.model(*x)), self.output, size)
-        if not error <= self.tolerance:
-            why = "the same input gives another result each time, so the model draws random numbers in eval mode"
-            yield Row(
-                "forward", "(code)", error, why, "draw them in training alone (if self.training), or let the caller give them"
-            )
+        was, now = (numbers_of(y) for y in (self.output, self.read(self.model(*(t.clone() for t in x)))))
+        little = self.tolerance * float(was.nan_to_num(0.0, 0.0, 0.0).abs().max())
+        if was.shape != now.shape or not torch.allclose(now, was, rtol=0, atol=little, equal_nan=True):
+            why = "the same input gives another result each time: the model draws random numbers, or keeps something of each call"
+            remedy = "draw them in training alone (if self.training), or let the caller give them"
+            yield Row("forward", "(code)", distance(self.group, now, was, little / self.tolerance), why, remedy)
 
     def sees_a_fault(self) -> bool:
         """Whether a layer, or the code around the layers, was off so far."""

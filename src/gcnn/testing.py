@@ -57,7 +57,7 @@ def equivariance_error(
 
     `x` is an image (N, K, *X), a G-map (N, K, S, *X), a function (N, K, S) or a map over the cosets of `stabilizer`. An output
     (N, K, *X) must turn as an image does, (N, K, S, *X) and (N, K, S) as maps on the group, or on the cosets of
-    `out_stabilizer`; an output (N, K) must not change, and other numbers without places may stay as they are, too. An image may
+    `out_stabilizer`; an output (N, K) must not change, and numbers of other shapes that no map has may stay, too. An image may
     come without its only channel or with its channels last, where its shape says so. A module runs in the mode it is in, as a
     copy, so that no statistic of it moves (a function that calls one is not copied). On a hexagonal lattice only the cells of
     the domain count. A module of several inputs, such as two images of one place, gets them as a tuple; all of them are turned,
@@ -87,9 +87,10 @@ def assert_equivariant(
     >>> assert_equivariant(torch.nn.ReLU(), p4, torch.randn(1, 1, 4, 9, 9))
     """
     group, x = _in_order(group, x)
-    error, h, size = _worst("assert_equivariant", module, group, x, stabilizer, out_stabilizer)
     if tolerance is None:
-        tolerance = max((TOLERANCES.get(t.dtype, 1e-5) for t in _several(x) if t.is_floating_point()), default=1e-5)
+        floats = (t.dtype for t in _several(x) if isinstance(t, Tensor) and t.is_floating_point())
+        tolerance = max((TOLERANCES.get(dtype, 1e-5) for dtype in floats), default=1e-5)
+    error, h, size = _worst("assert_equivariant", module, group, x, stabilizer, out_stabilizer, tolerance)
     name = type(module).__name__ if isinstance(module, nn.Module) else getattr(module, "__name__", repr(module))
     if size == 0:
         raise AssertionError(f"{name}: the output is zero everywhere, so that nothing can be compared; give another input")
@@ -103,7 +104,13 @@ def assert_equivariant(
 
 
 def _worst(
-    who: str, module: Module, group: Group, x: Input, stabilizer: Subgroup | None, out_stabilizer: Subgroup | None
+    who: str,
+    module: Module,
+    group: Group,
+    x: Input,
+    stabilizer: Subgroup | None,
+    out_stabilizer: Subgroup | None,
+    tolerance: float = 0.0,
 ) -> tuple[float, int, float]:
     """The largest relative error, the element where it occurs, and the largest value of the output."""
     inputs = _checked_inputs(f"{who}(module, group, x)", group, x, stabilizer)
@@ -125,10 +132,13 @@ def _worst(
             moved = module(*(turn(group, h, t, stabilizer) for t in inputs))
             for way in ways:
                 way.compare(h, moved)
-    ways = [way for way in ways if way.read is not as_numbers or (way.error < 1e-3 and out_stabilizer is None)]
+    little = max(1e-3, tolerance, TOLERANCES.get(y.dtype, 0.0))
+    ways = [w for w in ways if w.read is not as_numbers or (not w.error > little and out_stabilizer is None)]  # NaN is told
     best = min(ways, key=lambda way: math.inf if math.isnan(way.error) else way.error, default=None)
     image = inputs[first_map(inputs, group.dim)].shape[-group.dim :] in (y.shape[1:], y.shape[1:-1])
-    if refused is not None and (best is None or not (image or best.error < 1e-3)):  # a matrix, say, that only looks like an image
+    if refused is not None and (
+        best is None or not (image or not best.error > little)
+    ):  # a matrix, say, that only looks like an image
         raise refused
     assert best is not None
     return best.error, best.where, best.size
@@ -138,7 +148,7 @@ class _Worst:
     """The largest error of what a module returns for L_h x, and where it occurs, by one reading of the result."""
 
     def __init__(self, group: Group, read: Reading, y: Tensor, stabilizer: Subgroup | None) -> None:
-        self.group, self.read, self.y, self.stabilizer = group, read, read(y), stabilizer
+        self.group, self.read, self.y, self.shape, self.stabilizer = group, read, read(y), y.shape, stabilizer
         self.size = float(inside(group, numbers_of(self.y)).abs().max())
         self.error, self.where = 0.0, 0
         turn(group, 0, self.y, stabilizer)  # an error if it cannot be read so
@@ -146,6 +156,8 @@ class _Worst:
     def compare(self, h: int, moved: Tensor) -> None:
         """Takes the result for L_h x."""
         error = distance(self.group, self.read(moved), turn(self.group, h, self.y, self.stabilizer), self.size)
+        if self.read is as_numbers and moved.shape != self.shape:
+            error = math.inf
         if larger(self.error, error) is error:
             self.error, self.where = error, h
 
@@ -330,7 +342,8 @@ def _compared(
     turned = [tuple(turn(group, h, t, stabilizer) for t in inputs) for h in range(1, group.order)]
     for h, found in enumerate(_answers(probe.model, turned), 1):
         for i, way in enumerate(ways):
-            wholes[i] = larger(wholes[i], min(distance(group, way(found), t, size) for t in probe.outputs(h, read[i])))
+            error = min(distance(group, way(found), t, size) for t in probe.outputs(h, read[i]))
+            wholes[i] = larger(wholes[i], math.inf if way is as_numbers and found.shape != y.shape else error)
     right = [e for e, way in zip(wholes, ways, strict=True) if way is not as_numbers or e <= probe.tolerance]
     whole = min(right, key=lambda error: math.inf if math.isnan(error) else error)
     best = wholes.index(whole)

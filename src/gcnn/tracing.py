@@ -33,9 +33,9 @@ KEEP_ZERO: set[Any] = {
     *(torch.erf, torch.sign, torch.expm1, torch.atan, torch.arctan, F.softshrink, F.hardshrink, F.tanhshrink, "tanh_", "erf"),
     *("sign", "expm1", "atan", "arctan", "sin", "neg_", "abs_"),
     *(torch.asinh, torch.arcsinh, torch.sinh, torch.atanh, torch.arctanh, torch.asin, torch.arcsin, torch.tan, torch.nan_to_num),
-    *(torch.floor, torch.ceil, torch.round, torch.trunc, torch.frac, torch.absolute, torch.negative, torch.positive),
+    *(torch.floor, torch.ceil, torch.round, torch.trunc, torch.frac, torch.absolute, torch.negative),
     *("asinh", "arcsinh", "sinh", "atanh", "arctanh", "asin", "arcsin", "tan", "nan_to_num", "floor", "ceil", "round", "trunc"),
-    *("frac", "absolute", "negative", "positive", operator.pos, torch.deg2rad, torch.rad2deg, "deg2rad", "rad2deg"),
+    *("frac", "absolute", "negative", torch.deg2rad, torch.rad2deg, "deg2rad", "rad2deg"),
 }
 KEEP_ZERO_OF_TWO: set[Any] = {
     *(torch.add, torch.sub, torch.mul, torch.maximum, torch.minimum, operator.add, operator.sub, operator.mul, operator.iadd),
