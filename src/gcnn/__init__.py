@@ -118,12 +118,8 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-    _LATER = (
-        "data",
-        "export",
-        "models",
-        "train",
-    )  # imported when they are first asked for: `import gcnn` takes no longer for them
+    # imported when they are first asked for: `import gcnn` takes no longer for them
+    _LATER = ("data", "export", "models", "train")
 
     def __getattr__(name: str) -> object:
         if name not in _LATER:

@@ -65,7 +65,7 @@ def check_tensor(who: str, x: Any) -> None:
     if not isinstance(x, Tensor):
         remedy = "use torch.as_tensor(x)"
         if isinstance(x, torch.fx.Proxy):
-            remedy = "torch.fx is to take this layer whole, as one that is_leaf_module of a Tracer of your own names"
+            remedy = "torch.fx is to take this layer whole: trace by an fx.Tracer whose is_leaf_module says so"
         raise TypeError(f"{who}: expected a tensor, got {type(x).__name__}; {remedy}")
 
 

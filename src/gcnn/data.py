@@ -421,7 +421,8 @@ def pictures(root: str | Path, size: int = 0) -> Dataset:
         try:
             pixels, remark, part_of_16_bits = decoded(path)
             remarks[remark] += 1
-            used[part] += [] if part_of_16_bits is None else [part_of_16_bits]
+            if part_of_16_bits is not None:
+                used[part].append(part_of_16_bits)
             read.append(resized(pixels, size, path) if size else pixels)
             if read[-1].shape[:2] != read[0].shape[:2]:
                 (rows, columns), (height, width) = read[0].shape[:2], read[-1].shape[:2]
